@@ -1,0 +1,91 @@
+# holdfast. `make help` lists what there is.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+VENDOR := gateway/holdfast_gateway/web/vendor
+HOLD := client/holdfast/bin/hold
+PACKAGES := wire sidecar gateway client
+
+# What must be there from the system: to run, and beside it to test and to measure.
+RUN_TOOLS := $(PYTHON) gcc make node npm
+TEST_TOOLS := chromium vim less htop
+BENCH_TOOLS := tmux dtach
+
+.PHONY: help
+help: ## show this
+	@awk 'BEGIN {FS = ":.*## "; print "usage: make TARGET\n"} \
+	  /^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# -- setting up: each step leaves a file that says it is done -------------------------------------
+
+$(BIN)/.ready: pyproject.toml
+	@scripts/need $(RUN_TOOLS)
+	@echo "setting up $(VENV) (a minute, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(HOLD): $(wildcard init/*.c init/*.h) init/Makefile
+	@scripts/need gcc make
+	@mkdir -p $(@D)
+	@$(MAKE) --silent --no-print-directory -C init OUT=$(CURDIR)/$(@D) all
+	@touch $@
+
+$(VENDOR)/.ready: gateway/package-lock.json gateway/vendor.mjs
+	@scripts/need node npm
+	@echo "fetching the page's terminal (xterm.js)"
+	@cd gateway && npm ci --silent --no-audit --no-fund
+	@cd gateway && node vendor.mjs
+	@touch $@
+
+.PHONY: setup
+setup: $(BIN)/.ready $(HOLD) $(VENDOR)/.ready ## make everything ready to run
+
+.PHONY: build
+build: setup ## the same
+
+# -- running --------------------------------------------------------------------------------------
+
+NAME ?= main
+
+.PHONY: run
+run: setup ## start a session on this machine and print its address
+	@$(BIN)/holdfast run --detach --name $(NAME) --if-absent
+
+.PHONY: stop
+stop: setup ## end every session on this machine
+	@$(BIN)/holdfast end --all
+
+# -- checking -------------------------------------------------------------------------------------
+
+.PHONY: lint
+lint: setup ## style, types, layers, sizes
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/check_sizes.py
+
+.PHONY: test
+test: setup lint ## all tests that need no root and no cluster
+	@scripts/need $(TEST_TOOLS)
+	@node --test tests/gateway/js/
+	@$(BIN)/pytest -q $(if $(T),-k '$(T)')
+
+.PHONY: bench
+bench: setup ## measure against tmux and dtach; build/bench/report.json
+	@scripts/need $(BENCH_TOOLS)
+	@$(BIN)/python -m bench
+
+.PHONY: picture
+picture: setup ## the README's picture of the page, taken anew
+	@scripts/need chromium
+	@$(BIN)/python scripts/picture.py
+
+.PHONY: clean
+clean: ## remove what was built and fetched
+	@rm -rf $(VENV) $(VENDOR) $(dir $(HOLD)) build gateway/node_modules

@@ -1,0 +1,1 @@
+"""Benchmarks: holdfast, its peers and the bare terminal, in one run. See docs/benchmarks.md."""

@@ -1,0 +1,363 @@
+"""What may be written on the command line, and the help that teaches it.
+
+argparse reads the options and prints the help. Words (names, text, commands) are split off before,
+because argparse cannot take options on both sides of a list of words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, NoReturn
+
+from holdfast_wire.errors import BadRequest
+from holdfast_wire.ids import terminal_size
+
+DETACH_KEYS: Final = "ctrl-\\,d"
+SCROLLBACK: Final = 10_000
+GRACE_SECONDS: Final = 5.0
+EXEC_SECONDS: Final = 60.0
+SHELLS: Final = ("bash", "zsh", "fish")
+WAIT_FOR: Final = ("prompt", "reading", "password", "running", "frozen", "ended", "input")
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Knows its width. argparse would load shutil, and with it every compressor, to ask for it,
+    and does so for each option that is added."""
+
+    def __init__(self, prog: str) -> None:
+        try:
+            columns = os.get_terminal_size().columns
+        except OSError:
+            columns = 80
+        super().__init__(prog, width=min(max(columns - 2, 40), 100))
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Raises instead of exiting, and knows which options take a value."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.takes_value: set[str] = set()
+        super().__init__(
+            allow_abbrev=False,
+            formatter_class=HelpFormatter,
+            **kwargs,
+        )
+
+    def option(self, *names: str, **kwargs: Any) -> None:
+        action = self.add_argument(*names, **kwargs)
+        if action.nargs != 0:
+            self.takes_value.update(action.option_strings)
+
+    def error(self, message: str) -> NoReturn:
+        raise BadRequest(message, f"see: {self.prog} --help")
+
+
+class Spec(NamedTuple):
+    """One command. `words` is what may stand beside the options, in the usage line."""
+
+    group: str
+    summary: str
+    words: str
+    options: Callable[[CommandParser], None]
+    epilog: str
+    names_session: bool = True
+    command_first: bool = False
+    """The first word begins the command to run; what follows it is not ours to read."""
+
+
+class Given(NamedTuple):
+    options: argparse.Namespace
+    words: list[str]
+    after: list[str] | None
+    """What followed `--`; None if there was none."""
+
+
+def size(text: str) -> tuple[int, int]:
+    columns, _, rows = text.lower().partition("x")
+    if not (columns.isascii() and columns.isdigit() and rows.isascii() and rows.isdigit()):
+        raise BadRequest(f"{text!r} is not a size", "give columns and rows, such as 120x40")
+    if len(columns) > 9 or len(rows) > 9:
+        raise BadRequest("a terminal cannot be that large", "give a size such as 120x40")
+    return terminal_size(int(columns), int(rows))
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1e9:  # also refuses nan
+        raise BadRequest(f"{text!r} is not a number of seconds", "for example: 30, or 0.5")
+    return value
+
+
+def count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 15:
+        raise BadRequest(f"{text!r} is not a number", "give a whole number, 0 or more")
+    return int(text)
+
+
+def key(text: str) -> str:
+    if not text or len(text.encode(errors="replace")) > 255:
+        raise BadRequest("an idempotency key has 1 to 255 bytes", "for example: --key deploy-42")
+    return text
+
+
+def _none(parser: CommandParser) -> None:
+    pass
+
+
+def _output(parser: CommandParser, *more: str) -> None:
+    parser.option(
+        "-o", "--output", choices=("json", *more), metavar="FORMAT",
+        help=" or ".join(("json", *more)) + ", for programs",
+    )  # fmt: skip
+
+
+def _detach_keys(parser: CommandParser) -> None:
+    parser.option(
+        "--detach-keys", metavar="KEYS",
+        help=f"keys that leave the session running and give you your shell back (default:"
+        f" {DETACH_KEYS}, or $HOLDFAST_DETACH_KEYS; 'none' for none)",
+    )  # fmt: skip
+
+
+def _run(parser: CommandParser) -> None:
+    parser.option("-n", "--name", help="the session's name (default: from the command)")
+    parser.option("-d", "--detach", action="store_true", help="start it and do not attach")
+    parser.option("--size", type=size, metavar="CxR", help="columns x rows (default: your window)")
+    parser.option(
+        "--scrollback", type=count, default=SCROLLBACK, metavar="N",
+        help="lines kept above the screen (default: %(default)s)",
+    )  # fmt: skip
+    parser.option("--cwd", metavar="D", help="folder to start in (default: this one)")
+    _detach_keys(parser)
+    _output(parser)
+
+
+def _attach(parser: CommandParser) -> None:
+    parser.option("--view", action="store_true", help="look on; nothing you type is sent")
+    _detach_keys(parser)
+
+
+def _ls(parser: CommandParser) -> None:
+    _output(parser, "name")
+
+
+def _screen(parser: CommandParser) -> None:
+    parser.option("--ansi", action="store_true", help="with its colours")
+    parser.option("--scrollback", action="store_true", help="and what has scrolled off above")
+    _output(parser)
+
+
+def _send(parser: CommandParser) -> None:
+    parser.option("--enter", action="store_true", help="press Enter after the text")
+    parser.option("--keys", metavar="KEYS", help="then press these keys, such as 'C-c Up Enter'")
+    parser.option("--key", type=key, metavar="K", help="idempotency key: sent twice, typed once")
+    _output(parser)
+
+
+def _exec(parser: CommandParser) -> None:
+    parser.option(
+        "--timeout", type=seconds, default=EXEC_SECONDS, metavar="S",
+        help="give up waiting after S seconds; the command goes on (default: %(default)g)",
+    )  # fmt: skip
+    parser.option("--key", type=key, metavar="K", help="idempotency key: asked twice, run once")
+    _output(parser)
+
+
+def _wait(parser: CommandParser) -> None:
+    parser.option(
+        "--for", dest="wanted", metavar="STATE", default="prompt",
+        help=f"one of {', '.join(WAIT_FOR)}, or several with commas between (default: prompt)",
+    )  # fmt: skip
+    parser.option("--timeout", type=seconds, metavar="S", help="give up after S seconds (exit 124)")
+    _output(parser)
+
+
+def _journal(parser: CommandParser) -> None:
+    parser.option("--after", type=count, metavar="N", help="only what came after input number N")
+    parser.option("--limit", type=count, metavar="N", help="at most N records")
+    _output(parser)
+
+
+def _end(parser: CommandParser) -> None:
+    parser.option(
+        "--grace", type=seconds, default=GRACE_SECONDS, metavar="S",
+        help="seconds between asking politely and killing (default: %(default)g)",
+    )  # fmt: skip
+    parser.option("--all", action="store_true", help="end every session on this machine")
+
+
+_NAME_HINT: Final = "\n\nNAME may be left out while exactly one session lives."
+
+COMMANDS: Final[dict[str, Spec]] = {
+    "run": Spec(
+        "start and visit", "start a session, and attach to it", "[--] [COMMAND…]", _run,
+        "examples:\n"
+        "  {prog} run                                your shell\n"
+        "  {prog} run --name build -- make -j8       a command, under a name\n"
+        "  {prog} run -d --name web -- npm start     in the background; prints its URL",
+        names_session=False, command_first=True,
+    ),
+    "attach": Spec(
+        "start and visit", "attach your terminal to a session", "[NAME]", _attach,
+        "To leave it running, press " + " then ".join(DETACH_KEYS.split(",")) + ".\n\nexamples:\n"
+        "  {prog} attach build\n"
+        "  {prog} attach build --view                look on only\n"
+        "  {prog} attach build --detach-keys ctrl-],q",
+    ),
+    "ls": Spec(
+        "start and visit", "list the sessions on this machine", "", _ls,
+        "examples:\n  {prog} ls\n  {prog} ls -o name | xargs -n1 {prog} state",
+        names_session=False,
+    ),
+    "url": Spec(
+        "start and visit", "print the address of the browser page", "[NAME]", _output,
+        "The address contains the token: whoever has it can type into your sessions.\n\n"
+        "examples:\n  {prog} url build",
+    ),
+    "screen": Spec(
+        "read and write", "print what is on the screen", "[NAME]", _screen,
+        "examples:\n  {prog} screen build\n  {prog} screen build --scrollback | grep -i error",
+    ),
+    "send": Spec(
+        "read and write", "type into a session", "[NAME] [TEXT…]", _send,
+        "Words are joined with spaces. TEXT '-' is read from standard input.\n\n"
+        "examples:\n"
+        "  {prog} send build 'make test' --enter\n"
+        "  {prog} send build --keys 'C-c Up Enter'\n"
+        "  {prog} send build - < script.sql",
+    ),
+    "exec": Spec(
+        "read and write", "run a command in the session's shell and wait for it",
+        "[NAME] -- COMMAND…", _exec,
+        "Prints its output and exits with its code. One word is given to the shell as it is;\n"
+        "several are quoted so that they arrive as they are.\n\n"
+        "examples:\n"
+        "  {prog} exec build -- make test\n"
+        "  {prog} exec build -o json -- 'grep -c TODO *.py | sort'",
+    ),
+    "state": Spec(
+        "watch", "say what a session is doing", "[NAME]", _output,
+        "examples:\n  {prog} state build\n  {prog} state build -o json",
+    ),
+    "wait": Spec(
+        "watch", "wait until a session is in some state", "[NAME]", _wait,
+        "'input' is any of prompt, reading and password: it waits for somebody.\n\n"
+        "examples:\n"
+        "  {prog} wait build --for prompt --timeout 600\n"
+        "  {prog} wait build --for input,ended",
+    ),
+    "graph": Spec(
+        "watch", "show the session's processes as a tree", "[NAME]", _output,
+        "The terminal's foreground is marked with *.\n\nexamples:\n  {prog} graph build",
+    ),
+    "journal": Spec(
+        "watch", "list who did what and when", "[NAME]", _journal,
+        "What was typed is not recorded, only how much and by whom.\n\n"
+        "examples:\n  {prog} journal build --limit 20",
+    ),
+    "take": Spec(
+        "control", "take the turn: the right to type", "[NAME]", _none,
+        "examples:\n  {prog} take build",
+    ),
+    "freeze": Spec(
+        "control", "stop every process of a session, for now", "[NAME]", _none,
+        "examples:\n  {prog} freeze build",
+    ),
+    "thaw": Spec(
+        "control", "let a frozen session go on", "[NAME]", _none,
+        "examples:\n  {prog} thaw build",
+    ),
+    "end": Spec(
+        "control", "end a session and everything in it", "[NAME]", _end,
+        "examples:\n  {prog} end build\n  {prog} end --all --grace 0",
+    ),
+    "completion": Spec(
+        "more", "print a completion script", "bash|zsh|fish", _none,
+        "examples:\n"
+        "  source <({prog} completion bash)\n"
+        "  {prog} completion zsh > ~/.zfunc/_holdfast\n"
+        "  {prog} completion fish > ~/.config/fish/completions/holdfast.fish",
+        names_session=False,
+    ),
+    "help": Spec(
+        "more", "explain a command", "[COMMAND]", _none, "examples:\n  {prog} help run",
+        names_session=False,
+    ),
+    "version": Spec("more", "print the version", "", _output, "", names_session=False),
+}  # fmt: skip
+
+
+def parser_for(prog: str, command: str) -> CommandParser:
+    spec = COMMANDS[command]
+    description = spec.summary[0].upper() + spec.summary[1:] + "."
+    epilog = spec.epilog.replace("{prog}", prog)
+    parser = CommandParser(
+        prog=f"{prog} {command}",
+        usage=" ".join(word for word in (prog, command, "[options]", spec.words) if word),
+        description=description,
+        epilog=epilog + (_NAME_HINT if spec.names_session else ""),
+    )
+    spec.options(parser)
+    return parser
+
+
+def parse(parser: CommandParser, command: str, tokens: Sequence[str]) -> Given:
+    options, words, after = split(
+        tokens, parser.takes_value, stop_at_word=COMMANDS[command].command_first
+    )
+    return Given(parser.parse_args(options), words, after)
+
+
+def split(
+    tokens: Sequence[str], takes_value: set[str], stop_at_word: bool
+) -> tuple[list[str], list[str], list[str] | None]:
+    """Options with their values, words, and what follows `--`."""
+    options: list[str] = []
+    words: list[str] = []
+    position = 0
+    while position < len(tokens):
+        given = tokens[position]
+        position += 1
+        if given == "--":
+            return options, words, list(tokens[position:])
+        if not given.startswith("-") or given == "-":
+            if stop_at_word:
+                return options, [], list(tokens[position - 1 :])
+            words.append(given)
+        elif given in takes_value and position < len(tokens):
+            # Joined, so that a value that looks like an option is still a value.
+            value = tokens[position]
+            options.append(f"{given}={value}" if given.startswith("--") else given + value)
+            position += 1
+        else:
+            options.append(given)
+    return options, words, None
+
+
+def overview(prog: str) -> str:
+    """`holdfast --help`."""
+    lines = [
+        f"usage: {prog} COMMAND [options]",
+        "",
+        "Terminal sessions that nobody owns: start one, attach, leave, come back from anywhere.",
+    ]
+    groups: dict[str, list[str]] = {}
+    for name, spec in COMMANDS.items():
+        groups.setdefault(spec.group, []).append(f"  {name:<12}{spec.summary}")
+    for group, entries in groups.items():
+        lines += ["", f"{group}:", *entries]
+    lines += [
+        "",
+        "try it:",
+        f"  {prog} run                      a shell in a session; close the window, it stays",
+        f"  {prog} attach                   come back",
+        f"  {prog} COMMAND --help           examples for each command",
+        "",
+        f"To leave a session running, press {' then '.join(DETACH_KEYS.split(','))}.",
+    ]
+    return "\n".join(lines) + "\n"

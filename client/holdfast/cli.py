@@ -1,0 +1,117 @@
+"""`holdfast`, also as `kubectl holdfast`: reads the command line, runs a command, reports errors.
+
+Every failure ends as one sentence on standard error, advice below it, and the exit code of its
+class. A traceback is a fault of ours and is shown only with HOLDFAST_DEBUG=1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from holdfast_wire.errors import BadRequest, HoldfastError, Internal
+
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    prog = program_name(sys.argv[0])
+    try:
+        code = dispatch(prog, tokens)
+        sys.stdout.flush()
+    except HoldfastError as error:
+        return _report(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read us has what it wanted. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return BROKEN_PIPE
+    except SystemExit as error:  # argparse's --help
+        return error.code if isinstance(error.code, int) else 0
+    except Exception as error:  # the edge of the process
+        if os.environ.get("HOLDFAST_DEBUG"):
+            raise
+        return _report(
+            Internal(
+                f"something unexpected happened: {type(error).__name__}: {error}",
+                "this is a fault of holdfast; HOLDFAST_DEBUG=1 shows where",
+            )
+        )
+    return code
+
+
+def program_name(path: str) -> str:
+    """kubectl runs `kubectl-holdfast` for `kubectl holdfast`; help shows what the user types."""
+    name = os.path.basename(path)  # noqa: PTH119 - pathlib is not needed to print help
+    return "kubectl holdfast" if name.startswith("kubectl-") else "holdfast"
+
+
+def dispatch(prog: str, tokens: list[str]) -> int:
+    from holdfast.arguments import COMMANDS, overview, parse, parser_for
+
+    if not tokens or tokens[0] in ("-h", "--help"):
+        sys.stdout.write(overview(prog))
+        return 0
+    command, rest = tokens[0], tokens[1:]
+    if command in ("-V", "--version"):
+        command = "version"
+    if command not in COMMANDS:
+        raise _unknown(prog, command)
+    if command == "help":
+        return _help(prog, rest)
+    parser = parser_for(prog, command)
+    given = parse(parser, command, rest)
+    from holdfast.commands import HANDLERS
+
+    return HANDLERS[command](given)
+
+
+def _help(prog: str, words: list[str]) -> int:
+    from holdfast.arguments import COMMANDS, overview, parser_for
+
+    if not words or words[0].startswith("-"):
+        sys.stdout.write(overview(prog))
+        return 0
+    if words[0] not in COMMANDS:
+        raise _unknown(prog, words[0])
+    sys.stdout.write(parser_for(prog, words[0]).format_help())
+    return 0
+
+
+def _unknown(prog: str, command: str) -> BadRequest:
+    import difflib
+
+    from holdfast.arguments import COMMANDS
+    from holdfast.render import plain
+
+    shown = plain(command)[:40]
+    if command.startswith("-"):
+        return BadRequest(f"{shown!r} must stand after a command", f"see: {prog} --help")
+    aliases = {"list": "ls", "kill": "end", "stop": "end", "start": "run", "new": "run"}
+    near = difflib.get_close_matches(command, [*COMMANDS, *aliases], n=1, cutoff=0.5)
+    if near:
+        return BadRequest(
+            f"there is no command {shown!r}",
+            f"did you mean: {prog} {aliases.get(near[0], near[0])}?",
+        )
+    return BadRequest(f"there is no command {shown!r}", f"see: {prog} --help")
+
+
+def _report(error: HoldfastError) -> int:
+    from holdfast.render import Style, plain
+
+    lines = [plain(line) for line in error.message.split("\n")]
+    try:
+        style = Style.of(sys.stderr)
+        sys.stderr.write(style.paint("holdfast: ", "red") + "\n".join(lines) + "\n")
+        if error.advice:
+            sys.stderr.write(style.paint("advice: ", "dim") + plain(error.advice) + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass  # nobody can hear it; the code still says it
+    return error.exit_code

@@ -1,0 +1,368 @@
+"""The commands that look at and act on one session. Each is a function from what was given to an
+exit code; `lifecycle.py` has those that start, visit and end sessions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.arguments import SHELLS, WAIT_FOR, Given
+from holdfast.paths import state_dir
+from holdfast.render import Cell, Style, plain, process_tree, table, to_stderr
+from holdfast_wire.errors import BadRequest, Busy, Ended, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from holdfast.connection import Connection
+
+# An input larger than this is sent in parts: base64 and JSON around it must fit a frame.
+_SEND_BYTES: Final = 1 << 19
+_SLACK_SECONDS: Final = 15.0
+_POLL: Final = (0.05, 0.5)
+_WAITING: Final = frozenset({"prompt", "reading", "password"})
+
+
+class TimedOut(Busy):
+    exit_code = 124  # as timeout(1) has it
+
+
+def write(text: str) -> None:
+    sys.stdout.write(text)
+
+
+def write_json(body: object) -> None:
+    write(json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+
+
+def no_more(words: list[str], after: list[str] | None = None) -> None:
+    extra = [*words, *(after or [])]
+    if extra:
+        raise BadRequest(f"what is {plain(extra[0])[:40]!r} for?", "see the command's --help")
+
+
+def pick(words: list[str]) -> str:
+    """The session meant: the first word, or the only one that lives."""
+    if words:
+        return words[0]
+    from holdfast.sessions import living
+
+    names = [folder.name for folder in living(state_dir())]
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise NotFound("there is no session", "start one with: holdfast run")
+    shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    raise BadRequest("which session?", f"there are several; name one of: {shown}")
+
+
+def connect(name: str) -> Connection:
+    # Loaded here: what talks to no session (completion, help) starts faster without it.
+    from holdfast.local import connect_local
+
+    return connect_local(name, to_stderr, "cli")
+
+
+def session_of(given: Given) -> Connection:
+    no_more(given.words[1:], given.after)
+    return connect(pick(given.words))
+
+
+def _ask(given: Given, kind: str, **fields: Any) -> Any:
+    with session_of(given) as session:
+        return session.request(kind, **fields)
+
+
+def screen(given: Given) -> int:
+    options = given.options
+    result = _ask(
+        given,
+        "screen",
+        format="ansi" if options.ansi else "text",
+        scrollback=options.scrollback,
+    )
+    if options.output == "json":
+        write_json(result)
+        return 0
+    text = str(result["text"])
+    if not options.ansi:
+        text = "\n".join(plain(line) for line in text.split("\n"))
+    write(text.rstrip("\n") + ("\x1b[0m\n" if options.ansi else "\n"))
+    if result.get("truncated"):
+        to_stderr("the scrollback is longer than fits one answer; this is its end")
+    return 0
+
+
+def send(given: Given) -> int:
+    from base64 import b64encode
+
+    name = pick(given.words)
+    data = _typed(given, name)
+    if given.options.key and len(data) > _SEND_BYTES:
+        raise BadRequest(
+            f"with --key at most {_SEND_BYTES} bytes are sent at once", "send less, or without it"
+        )
+    result: Any = {}
+    with connect(name) as session:
+        for start in range(0, len(data), _SEND_BYTES):
+            part = b64encode(data[start : start + _SEND_BYTES]).decode()
+            result = session.request("send", base64=part, key=given.options.key)
+    if given.options.output == "json":
+        write_json(result)
+    elif result.get("duplicate"):
+        to_stderr(f"already sent under the key {given.options.key}; not sent again")
+    return 0
+
+
+def _typed(given: Given, name: str) -> bytes:
+    from holdfast.keys import encode_keys
+
+    words = [*given.words[1:], *(given.after or [])]
+    data = sys.stdin.buffer.read() if words == ["-"] else os.fsencode(" ".join(words))
+    if given.options.enter:
+        data += b"\r"
+    if given.options.keys:
+        data += encode_keys(given.options.keys)
+    if not data:
+        raise BadRequest(
+            "there is nothing to send",
+            f"for example: holdfast send {name} 'make test' --enter; or --keys C-c",
+        )
+    return data
+
+
+def execute(given: Given) -> int:
+    import shlex
+
+    options = given.options
+    if given.after is None or not given.after:
+        raise BadRequest(
+            "exec needs a command after '--'",
+            f"for example: holdfast exec {given.words[0] if given.words else 'NAME'} -- make test",
+        )
+    no_more(given.words[1:])
+    command = given.after[0] if len(given.after) == 1 else shlex.join(given.after)
+    with connect(pick(given.words)) as session:
+        result = session.request(
+            "exec",
+            within=options.timeout + _SLACK_SECONDS,
+            command=command,
+            timeout=options.timeout,
+            key=options.key,
+        )
+    return _executed(options.output, result)
+
+
+def _executed(output: str | None, result: dict[str, Any]) -> int:
+    code = result.get("exit_code")
+    if output == "json":
+        write_json(result)
+    else:
+        text = str(result.get("output", ""))
+        write(text if not text or text.endswith("\n") else text + "\n")
+        if result.get("truncated"):
+            to_stderr("the output was longer than is kept; this is its end")
+        if result.get("duplicate"):
+            to_stderr("this key was used before; the command was not run again")
+        if code is None:
+            to_stderr("its exit code is not known: it was interrupted, or is no shell command")
+    return code if isinstance(code, int) else 1
+
+
+def graph(given: Given) -> int:
+    result = _ask(given, "graph")
+    if given.options.output == "json":
+        write_json(result)
+    elif not result.get("processes"):
+        write("no processes\n")
+    else:
+        write(process_tree(result, Style.of(sys.stdout)))
+    return 0
+
+
+def state(given: Given) -> int:
+    result = _ask(given, "state")
+    if given.options.output == "json":
+        write_json(result)
+    else:
+        write(f"{_sentence(result)}\n")
+    return 0
+
+
+def _sentence(result: dict[str, Any]) -> str:
+    from holdfast.exits import describe_exit
+
+    exit_status = result.get("exit")
+    if isinstance(exit_status, dict):
+        return f"ended: {describe_exit(exit_status)[0]}"
+    return f"{plain(result.get('activity', '?'))}: {plain(result.get('sentence', ''))}"
+
+
+def wait(given: Given) -> int:
+    options = given.options
+    wanted = _wanted(options.wanted)
+    no_more(given.words[1:], given.after)
+    name = pick(given.words)
+    deadline = None if options.timeout is None else time.monotonic() + options.timeout
+    pause, longest = _POLL
+    while True:
+        result = _look(name)
+        activity = result.get("activity")
+        if activity in wanted:
+            if options.output == "json":
+                write_json(result)
+            else:
+                write(f"{_sentence(result)}\n")
+            return 0
+        if activity == "ended":
+            raise Ended(f"session {name} has ended while waiting: {_sentence(result)}")
+        left = longest if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            raise TimedOut(
+                f"session {name} is not there after {options.timeout:g} s; {_sentence(result)}",
+                "wait longer with --timeout, or look: holdfast screen " + name,
+            )
+        time.sleep(min(pause, left))
+        pause = min(pause * 1.5, longest)
+
+
+def _wanted(text: str) -> set[str]:
+    wanted = {word.strip() for word in text.split(",")}
+    for word in wanted:
+        if word not in WAIT_FOR:
+            raise BadRequest(
+                f"a session is never {plain(word)[:30]!r}", f"wait for one of {', '.join(WAIT_FOR)}"
+            )
+    if "input" in wanted:
+        wanted |= _WAITING
+    return wanted
+
+
+def _look(name: str) -> dict[str, Any]:
+    """The state now; a sidecar that dies while we wait is brought back, not complained of."""
+    from holdfast.local import connect_local
+    from holdfast.sessions import exit_status, find
+
+    for attempt in range(3):
+        try:
+            with connect_local(name, modality="cli") as session:
+                found = session.request("state")
+                return found if isinstance(found, dict) else {}
+        except Ended:
+            how = exit_status(find(state_dir(), name))
+            return {"activity": "ended", "process": None, "sentence": "", "exit": how}
+        except Unavailable:
+            if attempt == 2:
+                raise
+    return {}
+
+
+def journal(given: Given) -> int:
+    options = given.options
+    result = _ask(given, "journal", after=options.after, limit=options.limit)
+    records = result.get("records", [])
+    if options.output == "json":
+        write_json(result)
+        return 0
+    rows = [_record(record) for record in records if isinstance(record, dict)]
+    write(table(("TIME", "KIND", "ACTOR", "BY", "DETAIL"), rows, Style.of(sys.stdout)))
+    return 0
+
+
+def _record(record: dict[str, Any]) -> list[Cell]:
+    moment = record.get("time")
+    shown = ""
+    if isinstance(moment, int | float):
+        shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    known = ("time", "kind", "actor", "modality")
+    rest = " ".join(
+        f"{name}={value}" for name, value in record.items() if name not in known and value != ""
+    )
+    return [
+        Cell(shown, "dim"),
+        Cell(str(record.get("kind", ""))),
+        Cell(str(record.get("actor") or "-")),
+        Cell(str(record.get("modality") or "-")),
+        Cell(rest),
+    ]
+
+
+def take(given: Given) -> int:
+    result = _ask(given, "take")
+    write(f"the turn is {plain(result.get('holder'))}'s\n")
+    return 0
+
+
+def freeze(given: Given) -> int:
+    result = _ask(given, "freeze")
+    stopped = result.get("stopped")
+    write(f"frozen{f': {stopped} processes' if isinstance(stopped, int) else ''}\n")
+    return 0
+
+
+def thaw(given: Given) -> int:
+    _ask(given, "thaw")
+    write("thawed\n")
+    return 0
+
+
+def completion(given: Given) -> int:
+    from holdfast.completion import script
+
+    no_more(given.words[1:], given.after)
+    shell = given.words[0] if given.words else ""
+    if shell not in SHELLS:
+        what = f"there is no completion for {plain(shell)!r}" if shell else "which shell?"
+        raise BadRequest(
+            what,
+            f"one of {', '.join(SHELLS)}; for example: source <(holdfast completion bash)",
+        )
+    write(script(shell))
+    return 0
+
+
+def version(given: Given) -> int:
+    from holdfast import __version__
+
+    no_more(given.words, given.after)
+    if given.options.output == "json":
+        write_json({"version": __version__})
+    else:
+        write(f"holdfast {__version__}\n")
+    return 0
+
+
+def _lifecycle(name: str) -> Callable[[Given], int]:
+    """Loaded when called: most commands need none of it."""
+
+    def handler(given: Given) -> int:
+        from holdfast import lifecycle
+
+        handle: Callable[[Given], int] = getattr(lifecycle, name)
+        return handle(given)
+
+    return handler
+
+
+HANDLERS: Final[dict[str, Callable[[Given], int]]] = {
+    "run": _lifecycle("run"),
+    "attach": _lifecycle("attach"),
+    "ls": _lifecycle("ls"),
+    "url": _lifecycle("url"),
+    "end": _lifecycle("end"),
+    "screen": screen,
+    "send": send,
+    "exec": execute,
+    "graph": graph,
+    "state": state,
+    "wait": wait,
+    "journal": journal,
+    "take": take,
+    "freeze": freeze,
+    "thaw": thaw,
+    "completion": completion,
+    "version": version,
+}

@@ -1,0 +1,287 @@
+"""The commands that start, visit, list and end sessions."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast import sessions
+from holdfast.arguments import DETACH_KEYS, Given
+from holdfast.commands import connect, no_more, pick, write, write_json
+from holdfast.exits import describe_exit
+from holdfast.paths import SessionFolder, session_names, state_dir
+from holdfast.render import STATE_COLOURS, Cell, Style, command_line, duration, table, to_stderr
+from holdfast_wire.errors import BadRequest, Ended, HoldfastError, Unavailable
+from holdfast_wire.ids import MAX_COLUMNS, MAX_NAME, MAX_ROWS, session_name
+
+if TYPE_CHECKING:
+    from holdfast.connection import Connection
+    from holdfast.keys import Key
+
+# What a Session object gets as well, when nobody's window says otherwise.
+_DEFAULT_SIZE: Final = (120, 40)
+_LIST_SECONDS: Final = 1.5
+_END_SLACK_SECONDS: Final = 5.0
+
+
+def run(given: Given) -> int:
+    from holdfast.local import run_session
+
+    options = given.options
+    command = given.after or [os.environ.get("SHELL") or "bash"]
+    keys = _keys(options.detach_keys)
+    state = state_dir()
+    name = options.name if options.name is not None else free_name(state, command)
+    attached = os.isatty(0) and os.isatty(1) and not options.detach and not options.output
+    try:
+        folder = run_session(
+            name,
+            command,
+            Path(options.cwd or ".").expanduser().absolute(),
+            options.size or _window(),
+            options.scrollback,
+            os.environ,
+            to_stderr,
+        )
+    except Ended:
+        return _ended_at_once(state, name)
+    if attached:
+        return _attach(folder, keys, view=False)
+    return _started(folder, options.output)
+
+
+def _ended_at_once(state: Path, name: str) -> int:
+    """A short command may be over before its sidecar was up. That is no failure of ours."""
+    folder = sessions.find(state, name)
+    status = sessions.exit_status(folder)
+    if status is None:
+        raise sessions.ended_error(folder)
+    words, code = describe_exit(status)
+    write(f"[session {name} ended: {words}]\n")
+    return code
+
+
+def _started(folder: SessionFolder, output: str | None) -> int:
+    from holdfast.supervisor import Supervisor
+
+    address = Supervisor(state_dir()).ensure()
+    url = address.url(folder.name)
+    with connect(folder.name) as session:
+        info = session.request("info")
+    if output == "json":
+        described = {"name": folder.name, "session_id": info.get("session_id")}
+        write_json({**described, "pid": info.get("pid"), "url": url})
+        return 0
+    write(f"{folder.name}\n{url}\n")
+    if sys.stderr.isatty():
+        to_stderr(f"attach with: holdfast attach {folder.name}")
+    return 0
+
+
+def _window() -> tuple[int, int]:
+    for descriptor in (1, 0, 2):
+        try:
+            columns, rows = os.get_terminal_size(descriptor)
+        except OSError:
+            continue
+        if columns >= 2 and rows >= 1:
+            return min(columns, MAX_COLUMNS), min(rows, MAX_ROWS)
+    return _DEFAULT_SIZE
+
+
+def free_name(state: Path, command: Sequence[str]) -> str:
+    """The command's name, made one for a session; with a number if a session has it."""
+    base = re.sub(r"[^a-z0-9]+", "-", Path(command[0]).name.lower()).strip("-")
+    base = base[: MAX_NAME - 6].strip("-") or "session"
+    taken = set(session_names(state))
+    number, name = 1, base
+    while name in taken and _lives(state, name):
+        number += 1
+        name = f"{base}-{number}"
+    return name
+
+
+def _lives(state: Path, name: str) -> bool:
+    return sessions.life(SessionFolder(state, session_name(name))) is sessions.Life.LIVE
+
+
+def attach(given: Given) -> int:
+    no_more(given.words[1:], given.after)
+    keys = _keys(given.options.detach_keys)
+    name = pick(given.words)
+    folder = sessions.find(state_dir(), name)
+    from holdfast.attach import require_terminal
+    from holdfast.local import ensure
+
+    require_terminal(folder.name)
+    if os.environ.get("HOLDFAST_SESSION_ID") == sessions.description(folder).get("id", ""):
+        raise BadRequest(
+            f"you are inside session {name}; attached to itself, it would show itself for ever",
+            "open another terminal, or another session",
+        )
+    ensure(name, to_stderr)
+    return _attach(folder, keys, view=given.options.view)
+
+
+def _attach(folder: SessionFolder, keys: tuple[Key, ...], *, view: bool) -> int:
+    from holdfast.attach import attach as attach_terminal
+
+    return attach_terminal(folder, keys, view=view)
+
+
+def _keys(chosen: str | None) -> tuple[Key, ...]:
+    from holdfast.keys import parse_detach_keys
+
+    return parse_detach_keys(chosen or os.environ.get("HOLDFAST_DETACH_KEYS") or DETACH_KEYS)
+
+
+def url(given: Given) -> int:
+    from holdfast.supervisor import Supervisor
+
+    no_more(given.words[1:], given.after)
+    state = state_dir()
+    name = sessions.find(state, given.words[0]).name if given.words else ""
+    address = Supervisor(state).ensure()
+    if given.options.output == "json":
+        write_json({"url": address.url(name), "port": address.port})
+    else:
+        write(address.url(name) + "\n")
+    return 0
+
+
+def ls(given: Given) -> int:
+    no_more(given.words, given.after)
+    state = state_dir()
+    folders = [SessionFolder(state, name) for name in session_names(state)]
+    if given.options.output == "name":
+        write("".join(f"{folder.name}\n" for folder in folders))
+        return 0
+    answers = _ask_all(folders)
+    entries = [_entry(folder, info) for folder, info in zip(folders, answers, strict=True)]
+    if given.options.output == "json":
+        write_json({"sessions": entries})
+    elif entries:
+        rows = [_row(entry) for entry in entries]
+        header = ("NAME", "STATE", "PID", "SIZE", "CLIENTS", "IDLE", "AGE", "COMMAND")
+        write(table(header, rows, Style.of(sys.stdout)))
+    else:
+        to_stderr("there are no sessions; start one with: holdfast run")
+    return 0
+
+
+def _ask_all(folders: list[SessionFolder]) -> list[dict[str, Any] | None]:
+    """`info` of each, None where nobody answers. All are asked before the first is waited for, so
+    that a sidecar that hangs costs its time once and not for each session."""
+    from holdfast.connection import Connection
+
+    asked: list[tuple[Connection, int] | None] = []
+    for folder in folders:
+        try:
+            session = Connection.open(folder.sidecar_socket, timeout=0.2)
+            asked.append((session, session.ask("info")))
+        except HoldfastError:
+            asked.append(None)
+    deadline = time.monotonic() + _LIST_SECONDS
+    answers: list[dict[str, Any] | None] = []
+    for question in asked:
+        if question is None:
+            answers.append(None)
+            continue
+        session, number = question
+        with session:
+            try:
+                answers.append(session.answer(number, max(0.01, deadline - time.monotonic())))
+            except HoldfastError:
+                answers.append(None)
+    return answers
+
+
+def _entry(folder: SessionFolder, info: dict[str, Any] | None) -> dict[str, Any]:
+    if info is not None:
+        return {"name": folder.name, **info}
+    described = sessions.description(folder)
+    life = sessions.life(folder)
+    activity = {
+        sessions.Life.LIVE: "starting",  # hold lives; its sidecar is not up, or hangs
+        sessions.Life.ENDED: "ended",
+    }.get(life, "lost")
+    return {
+        "name": folder.name,
+        "session_id": described.get("id"),
+        "command": described.get("command", []),
+        "created": described.get("created"),
+        "columns": described.get("columns"),
+        "rows": described.get("rows"),
+        "clients": [],
+        "state": {"activity": activity, "exit": sessions.exit_status(folder)},
+    }
+
+
+def _row(entry: dict[str, Any]) -> list[Cell]:
+    state = entry.get("state") or {}
+    activity = str(state.get("activity", "?"))
+    ended = activity in ("ended", "lost")
+    shown = activity
+    if isinstance(state.get("exit"), dict):
+        shown = f"ended ({describe_exit(state['exit'])[1]})"
+    created = entry.get("created")
+    age = duration(time.time() - created) if isinstance(created, int | float) else "-"
+    idle = entry.get("idle_seconds")
+    pid = entry.get("pid")
+    return [
+        Cell(str(entry["name"]), None if ended else "bold"),
+        Cell(shown, STATE_COLOURS.get(activity)),
+        Cell("-" if ended or pid is None else str(pid)),
+        Cell(f"{entry.get('columns')}x{entry.get('rows')}"),
+        Cell(str(len(entry.get("clients") or []))),
+        Cell(duration(idle) if isinstance(idle, int | float) and not ended else "-"),
+        Cell(age),
+        Cell(command_line(entry.get("command", []))),
+    ]
+
+
+def end(given: Given) -> int:
+    options = given.options
+    state = state_dir()
+    if options.all:
+        no_more(given.words, given.after)
+        names: list[str] = [folder.name for folder in sessions.living(state)]
+        if not names:
+            to_stderr("there is no session to end")
+    else:
+        no_more(given.words[1:], given.after)
+        names = [pick(given.words)]
+    failure: HoldfastError | None = None
+    for name in names:
+        try:
+            _end(sessions.find(state, name), options.grace)
+        except HoldfastError as error:
+            if failure is not None:
+                to_stderr(str(failure))
+            failure = error  # the others are ended all the same
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _end(folder: SessionFolder, grace: float) -> None:
+    if sessions.life(folder) is not sessions.Life.LIVE:
+        raise sessions.ended_error(folder)
+    with connect(folder.name) as session:
+        session.request("end", grace=grace)
+    deadline = time.monotonic() + grace + _END_SLACK_SECONDS
+    while sessions.life(folder) is sessions.Life.LIVE:
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"session {folder.name} has not ended yet",
+                f"look at it: holdfast graph {folder.name}; or: holdfast end --grace 0",
+            )
+        time.sleep(0.02)
+    status = sessions.exit_status(folder)
+    words = describe_exit(status)[0] if status else "gone"
+    write(f"{folder.name} ended: {words}\n")

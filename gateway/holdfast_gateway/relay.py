@@ -1,0 +1,151 @@
+"""Frames between a browser's WebSocket and a sidecar's Unix socket.
+
+Towards the session every frame is decoded and checked, and what it says of its sender is replaced
+by what we know. Towards the client bytes pass unread: only frame boundaries are kept, because a
+WebSocket message must hold whole frames.
+
+Nothing is queued here. A client that reads slowly makes `send_bytes` wait, so that this task stops
+reading from the sidecar, which bounds what it keeps for us and sends a gap and a snapshot later.
+
+Invariant: `FrameCutter` holds less than one frame between calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from holdfast_gateway import log
+from holdfast_gateway.auth import Caller
+from holdfast_gateway.sessions import READ_AHEAD, Sidecar
+from holdfast_wire.errors import BadRequest, HoldfastError, Internal, TooLarge
+from holdfast_wire.frames import (
+    HEADER,
+    MAX_PAYLOAD,
+    VERSION,
+    Attach,
+    Control,
+    Decoder,
+    Error,
+    Frame,
+    Input,
+    Resize,
+    encode,
+)
+
+# A paste goes in parts; nothing a client has to say needs more than this at once.
+MAX_CLIENT_PAYLOAD: Final = 1 << 18
+MAX_CLIENT_MESSAGE: Final = MAX_CLIENT_PAYLOAD + HEADER.size
+
+
+class FrameCutter:
+    """Chunks of a byte stream in; chunks that end where a frame ends out."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        data = self._rest + chunk if self._rest else chunk
+        end = whole_frames(data)
+        self._rest = data[end:]
+        return data[:end]
+
+
+def whole_frames(data: bytes) -> int:
+    """How many of these bytes make whole frames, by their headers alone."""
+    end = 0
+    while len(data) - end >= HEADER.size:
+        version, _, reserved, length = HEADER.unpack_from(data, end)
+        if version != VERSION or reserved or length > MAX_PAYLOAD:
+            raise Internal("the stream from the sidecar is out of step")
+        if end + HEADER.size + length > len(data):
+            break
+        end += HEADER.size + length
+    return end
+
+
+def vouched(frame: Frame, caller: Caller) -> Frame:
+    """What goes on to the session: the client's words, with the sender we authenticated."""
+    match frame:
+        case Attach(body):
+            return Attach({**body, **caller.to_json()})
+        case Control(body):
+            return Control({**body, "as": caller.to_json()})
+        case Input() | Resize():
+            return frame
+        case _:
+            raise BadRequest(f"a client does not send {type(frame).__name__.lower()} frames")
+
+
+def checked(message: bytes, caller: Caller) -> bytes:
+    """One WebSocket message, checked and vouched for. All of it, or an error."""
+    decoder = Decoder(MAX_CLIENT_PAYLOAD)
+    frames = [encode(vouched(frame, caller)) for frame in decoder.feed(message)]
+    if whole_frames(message) != len(message):
+        raise BadRequest("a message must hold whole frames")
+    return b"".join(frames)
+
+
+async def relay(socket: web.WebSocketResponse, sidecar: Sidecar, caller: Caller) -> None:
+    """Until either side goes. Whichever does, the other is told why."""
+    up = asyncio.create_task(_to_session(socket, sidecar, caller))
+    down = asyncio.create_task(_to_client(socket, sidecar))
+    try:
+        await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        outcome = await _stop(up, down)
+        await _close(socket, outcome)
+
+
+async def _to_session(socket: web.WebSocketResponse, sidecar: Sidecar, caller: Caller) -> None:
+    async for message in socket:
+        if message.type is WSMsgType.BINARY:
+            sidecar.writer.write(checked(message.data, caller))
+            await sidecar.writer.drain()
+        elif message.type is WSMsgType.TEXT:
+            raise BadRequest("frames are binary", "send binary WebSocket messages")
+        elif message.type is WSMsgType.ERROR:
+            return
+
+
+async def _to_client(socket: web.WebSocketResponse, sidecar: Sidecar) -> None:
+    cutter = FrameCutter()
+    while chunk := await sidecar.reader.read(READ_AHEAD):
+        if whole := cutter.feed(chunk):
+            await socket.send_bytes(whole)
+
+
+async def _stop(up: asyncio.Task[None], down: asyncio.Task[None]) -> HoldfastError | None:
+    """End both directions; the error a client should hear of, if there is one."""
+    for task in (up, down):
+        task.cancel()
+    results = await asyncio.gather(up, down, return_exceptions=True)
+    for result in results:
+        if isinstance(result, HoldfastError):
+            return result
+        # A peer that went away is how every connection ends; anything else is a fault of ours.
+        if isinstance(result, Exception) and not isinstance(result, OSError):
+            log.fault("relay_failed", result)
+            return Internal("the gateway failed", "its log has the reason")
+    return None
+
+
+async def _close(socket: web.WebSocketResponse, error: HoldfastError | None) -> None:
+    with contextlib.suppress(OSError):
+        if error is None:
+            # The sidecar went, or the client did. "Restart" tells a client to come back.
+            await socket.close(code=WSCloseCode.SERVICE_RESTART)
+            return
+        if not socket.closed:
+            await socket.send_bytes(encode(Error.of(error)))
+        code = (
+            WSCloseCode.MESSAGE_TOO_BIG
+            if isinstance(error, TooLarge)
+            else WSCloseCode.INTERNAL_ERROR
+            if isinstance(error, Internal)
+            else WSCloseCode.POLICY_VIOLATION
+        )
+        await socket.close(code=code, message=error.code.encode())

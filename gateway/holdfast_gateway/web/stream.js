@@ -1,0 +1,303 @@
+// One session's stream: attach, keep the position, come back by itself. No DOM; the page and the
+// tests give it a WebSocket, a clock and their callbacks.
+//
+// Invariants:
+// - `#seq` is the position after the last byte handed to `on.output` or `on.snapshot`, or null when
+//   the screen is not whole (before the first snapshot, and between the parts of one).
+// - an input stays in `#unacked` until the session has answered it, and is sent again with its key
+//   after a reconnect to the same session, so that it takes effect once.
+
+import { MAX_INPUT, Part, decode, encode } from './wire.js';
+
+export const State = Object.freeze({
+  connecting: 'connecting', // first attempt, or a retry under way
+  connected: 'connected',
+  waiting: 'waiting', // for the next attempt, at `until`
+  behind: 'behind', // connected, but output is not taken until the terminal has caught up
+  ended: 'ended',
+  refused: 'refused', // wrong token
+  gone: 'gone', // no such session
+  stopped: 'stopped',
+});
+const SKIPPED = new Set(['snapshot', 'output', 'gap', 'resize']);
+const FINAL = new Set([State.ended, State.refused, State.gone, State.stopped]);
+
+// The first retry is at once: a restarted gateway or sidecar is back within that time.
+const BACKOFF_MS = [0, 150, 300, 600, 1200, 2500, 5000, 10000];
+// What is typed while nobody listens is kept, but no novel: past this it is refused aloud.
+const UNACKED_LIMIT = 1 << 20;
+const TYPED_AHEAD_LIMIT = 1 << 14;
+// Browsers hide WebSocket pings. After this silence we ask, and after as much again we give up:
+// a laptop that slept, or a tunnel that broke, says nothing.
+const SILENCE_MS = 15000;
+const CONNECT_MS = 10000;
+
+const textBytes = new TextEncoder();
+
+export class Stream {
+  #on;
+  #world;
+  #options;
+  #socket = null;
+  #state = State.stopped;
+  #seq = null;
+  #sessionId = null;
+  #attached = false;
+  #unacked = new Map(); // number → {frame, size}, in the order typed
+  #unackedBytes = 0;
+  #counter = 0;
+  #prefix;
+  #attempts = 0;
+  #retry = null;
+  #silence = null;
+  #asked = new Map(); // request number → {resolve, reject}
+
+  /**
+   * options: {url, protocols, mode, size: () => ({columns, rows}), probe: async () => verdict}
+   *   `probe` says why a connection could not be made: 'refused', 'gone', 'ended' or 'away'.
+   * on: {state, attached, snapshot, output, resize, news, error}
+   * world: {WebSocket, setTimeout, clearTimeout, now, random}
+   */
+  constructor(options, on, world) {
+    this.#options = options;
+    this.#on = on;
+    this.#world = world;
+    this.#prefix = `${world.random()}-`;
+  }
+
+  get state() {
+    return this.#state;
+  }
+
+  start() {
+    if (this.#socket === null) this.#connect();
+  }
+
+  stop() {
+    this.#become(State.stopped);
+    this.#drop();
+  }
+
+  /** Do not wait for the next attempt. */
+  tryNow() {
+    if (this.#state !== State.waiting) return;
+    this.#attempts = 0;
+    this.#connect();
+  }
+
+  /** The terminal cannot keep up, and a WebSocket cannot be made to wait: what it delivers would
+   * pile up in memory. So output is thrown away from here on, while input and news still pass (it
+   * is now that one wants Ctrl+C). `caughtUp` attaches anew and gets a snapshot of that moment. */
+  fallBehind() {
+    if (this.#state !== State.connected) return;
+    this.#seq = null;
+    this.#become(State.behind);
+  }
+
+  caughtUp() {
+    if (this.#state !== State.behind) return;
+    this.#drop();
+    this.#connect();
+  }
+
+  /** Input for the session. False if it was not taken because too much is waiting already. */
+  send(bytes) {
+    if (FINAL.has(this.#state)) return false;
+    const limit = this.#attached ? UNACKED_LIMIT : TYPED_AHEAD_LIMIT;
+    if (this.#unackedBytes + bytes.length > limit && this.#unackedBytes > 0) return false;
+    for (let at = 0; at < bytes.length; at += MAX_INPUT) {
+      const number = ++this.#counter;
+      const data = bytes.slice(at, at + MAX_INPUT);
+      const key = textBytes.encode(this.#prefix + number);
+      const frame = encode({ frame: 'input', number, key, data });
+      this.#unacked.set(number, { frame, size: data.length });
+      this.#unackedBytes += data.length;
+      if (this.#attached) this.#socket.send(frame);
+    }
+    return true;
+  }
+
+  /** This window's size; the session takes it when this client leads. */
+  resize({ columns, rows }) {
+    if (this.#attached) this.#socket.send(encode({ frame: 'resize', seq: 0, columns, rows }));
+  }
+
+  /** A request of docs/protocol.md; resolves to its result. */
+  ask(kind, body = {}) {
+    if (!this.#attached) return Promise.reject(new Error('not connected'));
+    const id = ++this.#counter;
+    this.#socket.send(encode({ frame: 'control', body: { ...body, kind, id } }));
+    return new Promise((resolve, reject) => this.#asked.set(id, { resolve, reject }));
+  }
+
+  // The connection
+
+  #connect() {
+    this.#clear();
+    this.#become(State.connecting);
+    const { url, protocols } = this.#options;
+    const socket = new this.#world.WebSocket(url, protocols);
+    socket.binaryType = 'arraybuffer';
+    this.#socket = socket;
+    let opened = false;
+    socket.onopen = () => {
+      opened = true;
+      this.#attach();
+    };
+    socket.onmessage = ({ data }) => {
+      if (socket === this.#socket) this.#receive(data);
+    };
+    socket.onclose = () => {
+      if (socket === this.#socket) this.#closed(opened);
+    };
+    this.#silence = this.#world.setTimeout(() => this.#lost(), CONNECT_MS);
+  }
+
+  #attach() {
+    const { mode, size } = this.#options;
+    const body = { mode, ...size() };
+    if (this.#seq !== null) body.resume = { session_id: this.#sessionId, seq: this.#seq };
+    this.#socket.send(encode({ frame: 'attach', body }));
+    this.#listen();
+  }
+
+  // Forget the socket first, so that its late events find nobody.
+  #drop() {
+    const socket = this.#socket;
+    this.#clear();
+    socket?.close();
+  }
+
+  #clear() {
+    this.#socket = null;
+    this.#attached = false;
+    this.#world.clearTimeout(this.#retry);
+    this.#world.clearTimeout(this.#silence);
+    for (const { reject } of this.#asked.values()) reject(new Error('the connection was lost'));
+    this.#asked.clear();
+  }
+
+  #lost() {
+    const socket = this.#socket;
+    this.#closed(true);
+    socket?.close();
+  }
+
+  async #closed(opened) {
+    this.#clear();
+    if (FINAL.has(this.#state)) return;
+    if (!opened) {
+      // A browser does not say why an upgrade failed; ask by plain HTTP.
+      const mark = (this.#socket = { close() {} }); // nobody starts another attempt meanwhile
+      const verdict = await this.#options.probe();
+      if (this.#socket !== mark) return;
+      this.#socket = null;
+      if (verdict in State && FINAL.has(verdict)) {
+        this.#become(verdict);
+        return;
+      }
+    }
+    const pause = BACKOFF_MS[Math.min(this.#attempts++, BACKOFF_MS.length - 1)];
+    this.#retry = this.#world.setTimeout(() => this.#connect(), pause);
+    this.#become(State.waiting, this.#world.now() + pause);
+  }
+
+  #listen() {
+    this.#world.clearTimeout(this.#silence);
+    this.#silence = this.#world.setTimeout(() => {
+      if (!this.#attached) return this.#lost();
+      this.ask('ping').catch(() => {});
+      this.#silence = this.#world.setTimeout(() => this.#lost(), SILENCE_MS);
+    }, SILENCE_MS);
+  }
+
+  #become(state, until = null) {
+    if (state === this.#state && until === null) return;
+    this.#state = state;
+    this.#on.state(state, until);
+  }
+
+  // Frames
+
+  #receive(message) {
+    this.#listen();
+    try {
+      for (const frame of decode(message)) this.#take(frame);
+    } catch (error) {
+      // Out of step: nothing after this can be trusted, so begin again with a snapshot.
+      this.#seq = null;
+      this.#on.error({ code: error.code ?? 'internal', message: error.message, advice: '' });
+      this.#lost();
+    }
+  }
+
+  #take(frame) {
+    const { frame: kind } = frame;
+    if (this.#state === State.behind && SKIPPED.has(kind)) return undefined;
+    switch (kind) {
+      case 'attach': return this.#attachedAs(frame.body);
+      case 'snapshot': return this.#snapshot(frame);
+      case 'output': return this.#output(frame);
+      case 'gap': this.#seq = null; return undefined;
+      case 'ack': return this.#settle(frame.number);
+      case 'resize': return this.#on.resize(frame);
+      case 'control': return this.#control(frame.body);
+      case 'error': return this.#error(frame);
+      default: throw new Error(`a server does not send ${kind} frames`);
+    }
+  }
+
+  #attachedAs(body) {
+    if (this.#sessionId !== null && body.session_id !== this.#sessionId) {
+      // Another session of the same name: what was typed was not meant for it.
+      this.#unacked.clear();
+      this.#unackedBytes = 0;
+    }
+    this.#sessionId = body.session_id;
+    if (!body.resumed) this.#seq = null;
+    this.#attached = true;
+    this.#attempts = 0;
+    this.#become(State.connected);
+    this.#on.attached(body);
+    for (const { frame } of this.#unacked.values()) this.#socket?.send(frame);
+  }
+
+  #snapshot({ seq, columns, rows, part, data }) {
+    const last = (part & Part.last) !== 0;
+    this.#seq = last ? seq : null;
+    this.#on.snapshot({ columns, rows, first: (part & Part.first) !== 0, last, data });
+  }
+
+  #output({ seq, data }) {
+    if (this.#seq === null || seq !== this.#seq) {
+      throw new Error(`output at ${seq} where ${this.#seq} was expected`);
+    }
+    this.#seq += data.length;
+    this.#on.output(data);
+  }
+
+  #settle(number) {
+    const entry = this.#unacked.get(number);
+    if (entry === undefined) return;
+    this.#unacked.delete(number);
+    this.#unackedBytes -= entry.size;
+  }
+
+  #control(body) {
+    if (body.kind === 'answer') {
+      this.#asked.get(body.id)?.resolve(body.result ?? {});
+      this.#asked.delete(body.id);
+      return;
+    }
+    this.#on.news(body);
+    if (body.kind === 'ended') this.#become(State.ended);
+  }
+
+  #error({ ref, body }) {
+    const asked = this.#asked.get(ref);
+    this.#asked.delete(ref);
+    this.#settle(ref); // it was refused; sending it again would only be refused again
+    if (asked) asked.reject(Object.assign(new Error(body.message), body));
+    else this.#on.error(body);
+  }
+}

@@ -1,0 +1,221 @@
+/* What a peer may ask: one packet of ASCII words. Anything else gets an error and changes nothing. */
+#include <ctype.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "freeze.h"
+#include "graph.h"
+#include "hold.h"
+#include "json.h"
+
+/* A grace longer than an hour is a mistake, and must not overflow a clock. */
+#define GRACE_MAX_MS 3600000u
+
+static void send_json(struct connection *c, struct json *j)
+{
+    connection_send(c, j->text, j->length, -1);
+}
+
+static void answer_ok(struct connection *c)
+{
+    connection_send(c, "{\"ok\":true}", strlen("{\"ok\":true}"), -1);
+}
+
+static void answer_error(struct connection *c, const char *error, const char *message)
+{
+    static struct json j;
+    json_start(&j);
+    json_raw(&j, "{");
+    json_pair_bool(&j, "ok", false);
+    json_pair_string(&j, "error", error);
+    json_pair_string(&j, "message", message);
+    json_raw(&j, "}");
+    send_json(c, &j);
+}
+
+static void on_status(struct session *s, struct connection *c)
+{
+    static struct json j;
+    json_start(&j);
+    json_raw(&j, "{");
+    json_pair_bool(&j, "ok", true);
+    json_pair_number(&j, "version", PROTOCOL_VERSION);
+    json_pair_number(&j, "hold_pid", getpid());
+    json_pair_number(&j, "keeper_pid", s->started.keeper);
+    json_pair_number(&j, "command_pid", s->started.command);
+    json_pair_string(&j, "tty", s->started.tty);
+    json_pair_bool(&j, "namespace", s->namespaced);
+    json_pair_bool(&j, "frozen", s->frozen != 0);
+    json_pair_bool(&j, "expired", s->expired);
+    json_pair_number(&j, "deadline_ns", s->armed ? (long long)s->deadline_boot_ns : 0);
+    json_pair_number(&j, "boottime_ns", (long long)clock_ns(CLOCK_BOOTTIME));
+    json_pair_bool(&j, "exited", s->exited);
+    if (s->exited && WIFEXITED(s->status))
+        json_pair_number(&j, "code", WEXITSTATUS(s->status));
+    else
+        json_pair_null(&j, "code");
+    if (s->exited && WIFSIGNALED(s->status))
+        json_pair_number(&j, "signal", WTERMSIG(s->status));
+    else
+        json_pair_null(&j, "signal");
+    json_raw(&j, "}");
+    send_json(c, &j);
+}
+
+static void on_freeze(struct session *s, struct connection *c)
+{
+    static struct json j;
+    struct freeze_result r = {0};
+    if (s->ending && !s->exited) {
+        answer_error(c, "ending", "the session is being ended; wait for it");
+        return;
+    }
+    session_freeze(s, &r);
+    json_start(&j);
+    json_raw(&j, "{");
+    json_pair_bool(&j, "ok", r.running == 0);
+    if (r.running) {
+        json_pair_string(&j, "error", "incomplete");
+        json_pair_string(&j, "message", "some processes still run; hold goes on stopping them");
+        json_pair_number(&j, "running", r.running);
+    }
+    json_pair_number(&j, "stopped", r.stopped);
+    json_pair_number(&j, "refused", r.refused);
+    json_pair_number(&j, "milliseconds", r.milliseconds);
+    json_raw(&j, "}");
+    send_json(c, &j);
+}
+
+static void on_thaw(struct session *s, struct connection *c)
+{
+    if (s->expired) {
+        answer_error(c, "expired", "the deadline has passed; set a later one first");
+        return;
+    }
+    session_thaw(s);
+    answer_ok(c);
+}
+
+static void on_collected(struct session *s, struct connection *c)
+{
+    if (!s->exited) {
+        answer_error(c, "running", "the command has not ended; wait for its exited event");
+        return;
+    }
+    s->collected = true;
+    answer_ok(c);
+}
+
+static bool read_number(const char *word, uint64_t *value)
+{
+    if (!isdigit((unsigned char)word[0]) || strspn(word, "0123456789") != strlen(word))
+        return false;
+    errno = 0;
+    *value = strtoull(word, NULL, 10);
+    /* Half the range: a JSON reader keeps it exact, and sums of it stay in bounds. */
+    return errno == 0 && *value <= INT64_MAX;
+}
+
+static int signal_number(const char *word)
+{
+    uint64_t number;
+    if (read_number(word, &number))
+        return number >= 1 && number < NSIG ? (int)number : -1;
+    if (strncmp(word, "SIG", 3) == 0)
+        word += 3;
+    for (int i = 1; i < NSIG; i++) {
+        const char *name = sigabbrev_np(i);
+        if (name && strcmp(name, word) == 0)
+            return i;
+    }
+    return -1;
+}
+
+static void on_signal(struct session *s, struct connection *c, const char *word)
+{
+    int number = signal_number(word);
+    if (number < 0) {
+        answer_error(c, "bad_request", "no such signal; give a name such as INT or a number");
+        return;
+    }
+    /* A continued process would run behind a freeze, and past a deadline behind the fence. */
+    if (s->frozen && number == SIGCONT) {
+        answer_error(c, "frozen", "the session is frozen; thaw it instead");
+        return;
+    }
+    pid_t group = tcgetpgrp(s->started.master);
+    if (group <= 1 || kill(-group, number) < 0) {
+        answer_error(c, "no_foreground", "no foreground process could be signalled");
+        return;
+    }
+    answer_ok(c);
+}
+
+static void on_graph(struct session *s, struct connection *c, bool foreground_only)
+{
+    connection_start_graph(c, graph_new(&s->started, foreground_only));
+}
+
+static bool with_argument(struct session *s, struct connection *c, const char *verb, const char *word)
+{
+    uint64_t number;
+    if (strcmp(verb, "signal") == 0) {
+        on_signal(s, c, word);
+    } else if (strcmp(verb, "deadline") == 0 && read_number(word, &number)) {
+        session_set_deadline(s, number);
+        answer_ok(c);
+    } else if (strcmp(verb, "end") == 0 && read_number(word, &number) && number <= GRACE_MAX_MS) {
+        if (!s->exited)
+            session_end(s, number);
+        answer_ok(c);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static bool without_argument(struct session *s, struct connection *c, const char *verb)
+{
+    if (strcmp(verb, "status") == 0)
+        on_status(s, c);
+    else if (strcmp(verb, "master") == 0)
+        connection_send(c, "{\"ok\":true}", strlen("{\"ok\":true}"), s->started.master);
+    else if (strcmp(verb, "freeze") == 0)
+        on_freeze(s, c);
+    else if (strcmp(verb, "thaw") == 0)
+        on_thaw(s, c);
+    else if (strcmp(verb, "graph") == 0)
+        on_graph(s, c, false);
+    else if (strcmp(verb, "foreground") == 0)
+        on_graph(s, c, true);
+    else if (strcmp(verb, "collected") == 0)
+        on_collected(s, c);
+    else
+        return false;
+    return true;
+}
+
+/* text has room for one byte more than length. */
+void request_handle(struct session *s, struct connection *c, char *text, size_t length)
+{
+    bool plain = length <= REQUEST_MAX;
+    for (size_t i = 0; i < length && plain; i++)
+        plain = isprint((unsigned char)text[i]);
+    text[length] = '\0';
+    char *rest = text;
+    char *verb = plain ? strsep(&rest, " ") : NULL;
+    bool done = false;
+    if (verb && rest && !strchr(rest, ' '))
+        done = with_argument(s, c, verb, rest);
+    else if (verb && !rest)
+        done = without_argument(s, c, verb);
+    if (!done)
+        answer_error(c, "bad_request",
+                     "ask: status, master, freeze, thaw, deadline NS, graph, foreground, end MS, "
+                     "signal NAME, collected");
+}

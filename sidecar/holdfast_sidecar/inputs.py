@@ -1,0 +1,63 @@
+"""Inputs in one order, each at most once. Pure.
+
+Every input gets a number that grows through the session's life. One that carries a key the same
+actor used before is answered with the first one's number and not written again; the last
+`REMEMBERED` keys are kept, across a sidecar's death too (the journal has them).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from typing import Final
+
+from holdfast_wire.ids import Actor
+
+REMEMBERED: Final = 4096
+
+# What terminals answer by themselves: device attributes, cursor and mode reports, colours, focus,
+# window sizes, version strings. Not mouse reports: those a person made.
+_REPLY: Final = re.compile(
+    rb"(?:\x1b\[[?>=]?[0-9;]*c"
+    rb"|\x1b\[\??[0-9;]+R"
+    rb"|\x1b\[\??[0-9;]*n"
+    rb"|\x1b\[\??[0-9;]+\$y"
+    rb"|\x1b\[[0-9;]+t"
+    rb"|\x1b\[\?[0-9]+u"
+    rb"|\x1b\[[IO]"
+    rb"|\x1b\][0-9]+;[^\x07\x1b]*(?:\x07|\x1b\\)"
+    rb"|\x1bP[^\x1b]*\x1b\\)+"
+)
+
+
+def is_terminal_reply(data: bytes) -> bool:
+    """Whether a terminal said this and not whoever sits at it."""
+    return data.startswith(b"\x1b") and _REPLY.fullmatch(data) is not None
+
+
+class Inputs:
+    def __init__(self) -> None:
+        self.last = 0
+        self._keys: OrderedDict[tuple[Actor, bytes], int] = OrderedDict()
+
+    def restore(self, order: int, actor: Actor, key: bytes) -> None:
+        """An input that an earlier sidecar of this session wrote."""
+        self.last = max(self.last, order)
+        if key:
+            self._remember(actor, key, order)
+
+    def seen(self, actor: Actor, key: bytes) -> int | None:
+        """The number under which this key was already taken."""
+        return self._keys.get((actor, key)) if key else None
+
+    def take(self, actor: Actor, key: bytes) -> int:
+        self.last += 1
+        if key:
+            self._remember(actor, key, self.last)
+        return self.last
+
+    def _remember(self, actor: Actor, key: bytes, order: int) -> None:
+        self._keys[actor, key] = order
+        self._keys.move_to_end((actor, key))
+        while len(self._keys) > REMEMBERED:
+            self._keys.popitem(last=False)

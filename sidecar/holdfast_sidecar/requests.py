@@ -1,0 +1,259 @@
+"""Requests: a control frame with a `kind` in, an answer out. One function a kind.
+
+Checked here, at the edge: everything in a request's body is some stranger's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import signal as signals
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any, Final, NamedTuple
+
+from holdfast_sidecar import execute, snapshot
+from holdfast_sidecar.ghostty import Terminal
+from holdfast_sidecar.hold import HoldError, HoldLink
+from holdfast_sidecar.session import Session
+from holdfast_sidecar.state import Observation, observe
+from holdfast_wire.errors import BadRequest, Busy, Ended, HoldfastError, TooLarge, Unavailable
+from holdfast_wire.frames import MAX_KEY, MAX_PAYLOAD
+from holdfast_wire.ids import Actor, ClientId
+
+Body = dict[str, Any]
+# Leaves room for the JSON around it in one frame.
+_MAX_TEXT: Final = MAX_PAYLOAD - (64 << 10)
+_MAX_GRACE: Final = 3600.0
+
+
+class Asker(NamedTuple):
+    actor: Actor
+    client: ClientId | None
+    modality: str
+
+
+def _text(body: Body, name: str, default: str | None = None) -> str:
+    value = body.get(name, default)
+    if not isinstance(value, str):
+        raise BadRequest(f"{name!r} must be a text")
+    return value
+
+
+def _number(body: Body, name: str, default: float, low: float, high: float) -> float:
+    value = body.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise BadRequest(f"{name!r} must be a number from {low:g} to {high:g}")
+    return value
+
+
+def key_of(body: Body) -> bytes:
+    key = _text(body, "key", "").encode()
+    if len(key) > MAX_KEY:
+        raise TooLarge(f"a key is at most {MAX_KEY} bytes")
+    return key
+
+
+class Requests:
+    def __init__(self, session: Session, hold: HoldLink, pid: int) -> None:
+        self._session, self._hold, self._pid = session, hold, pid
+        self.frozen = False
+        self._state_seen: Body | None = None
+        self._jobs = execute.Jobs(session, self.observe)
+        self._kinds: dict[str, Callable[[Asker, Body], Awaitable[Body]]] = {
+            "info": self._info,
+            "screen": self._screen,
+            "state": self._state,
+            "graph": self._graph,
+            "send": self._send,
+            "exec": self._exec,
+            "journal": self._journal,
+            "take": self._take,
+            "freeze": self._freeze,
+            "thaw": self._thaw,
+            "signal": self._signal,
+            "end": self._end,
+            "ping": self._ping,
+        }
+
+    async def answer(self, asker: Asker, body: Body) -> Body:
+        kind = body.get("kind")
+        handler = self._kinds.get(kind) if isinstance(kind, str) else None
+        if handler is None:
+            known = ", ".join(self._kinds)
+            raise BadRequest(f"{str(kind)[:40]!r} is not a request", f"there are: {known}")
+        try:
+            return await handler(asker, body)
+        except HoldError as error:
+            raise _translated(error) from error
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    async def observe(self) -> Observation:
+        ended = self._session.exit is not None
+        if ended or self.frozen:
+            return observe(execute.NOTHING, frozen=self.frozen, ended=ended)
+        try:
+            return observe(await self._hold.foreground())
+        except HoldError as error:
+            if error.code == "lost":
+                return observe(execute.NOTHING, ended=True)
+            if error.code == "no_foreground":
+                return observe(execute.NOTHING)
+            raise
+
+    async def state(self) -> Body:
+        seen = await self.observe()
+        how = self._session.exit
+        self._state_seen = {
+            "activity": seen.activity.value,
+            "process": None if seen.pid is None else {"pid": seen.pid, "name": seen.name},
+            "sentence": seen.sentence,
+            "exit": how.to_json() if how else None,
+        }
+        return self._state_seen
+
+    async def _state(self, _asker: Asker, _body: Body) -> Body:
+        return await self.state()
+
+    def facts(self) -> Body:
+        """What is known without asking anybody; the state is the one last seen."""
+        session = self._session
+        columns, rows = session.size
+        return {
+            "session": session.spec.name,
+            "session_id": session.spec.id,
+            "command": list(session.spec.command),
+            "created": session.spec.created,
+            "idle_seconds": round(max(0.0, time.time() - session.last_active), 3),
+            "pid": self._pid,
+            "seq": session.ring.head,
+            "oldest": session.ring.oldest,
+            "columns": columns,
+            "rows": rows,
+            "title": session.title,
+            "state": self._state_seen,
+            **session.who(),
+        }
+
+    async def _info(self, _asker: Asker, _body: Body) -> Body:
+        await self.state()
+        return self.facts()
+
+    async def _screen(self, _asker: Asker, body: Body) -> Body:
+        form, scrollback = _text(body, "format", "text"), bool(body.get("scrollback", False))
+        if form not in ("text", "ansi"):
+            raise BadRequest(f"{form!r} is not a format", "use 'text' or 'ansi'")
+        render = snapshot.text if form == "text" else snapshot.ansi
+
+        def ask(terminal: Terminal, seq: int) -> Body:
+            column, row = terminal.cursor
+            text = render(terminal, scrollback=scrollback)
+            kept = _last(text, _MAX_TEXT)
+            return {
+                "seq": seq,
+                "columns": terminal.columns,
+                "rows": terminal.rows,
+                "text": kept,
+                "truncated": len(kept) < len(text),
+                "cursor": {"column": column, "row": row, "visible": terminal.cursor_visible},
+                "title": terminal.title.decode("utf-8", "replace"),
+                "alternate": terminal.alternate,
+            }
+
+        return await self._session.emulator.call(ask, self._session.ring.head)
+
+    async def _graph(self, _asker: Asker, _body: Body) -> Body:
+        if self._session.exit is not None:
+            return {"processes": [], "foreground_pgid": None}
+        graph = await self._hold.graph()
+        return asdict(graph)
+
+    async def _journal(self, _asker: Asker, body: Body) -> Body:
+        after = _number(body, "after", 0, 0, 2**53)
+        limit = int(_number(body, "limit", 1000, 1, 5000))
+        wanted = [r for r in self._session.journal.records() if r.get("order", after + 1) > after]
+        return {"records": wanted[-limit:]}
+
+    async def _ping(self, _asker: Asker, _body: Body) -> Body:
+        return {}
+
+    # -- acting -----------------------------------------------------------------------------------
+
+    async def _send(self, asker: Asker, body: Body) -> Body:
+        if "base64" in body:
+            try:
+                data = base64.b64decode(_text(body, "base64"), validate=True)
+            except (binascii.Error, ValueError):
+                raise BadRequest("'base64' is not base64") from None
+        else:
+            data = _text(body, "text").encode()
+        order, duplicate = await self.write(asker, key_of(body), data)
+        return {"order": order, "duplicate": duplicate}
+
+    async def write(self, asker: Asker, key: bytes, data: bytes) -> tuple[int, bool]:
+        done: asyncio.Future[tuple[int, bool]] = asyncio.get_running_loop().create_future()
+
+        def finish(order: int, duplicate: bool) -> None:
+            if not done.done():
+                done.set_result((order, duplicate))
+
+        self._session.write(asker.actor, asker.client, asker.modality, key, data, finish)
+        return await done
+
+    async def _exec(self, asker: Asker, body: Body) -> Body:
+        command = _text(body, "command")
+        timeout = _number(body, "timeout", 600, 0.1, 86400)
+        return await self._jobs.run(asker.actor, asker.modality, command, timeout, key_of(body))
+
+    async def _take(self, asker: Asker, _body: Body) -> Body:
+        self._session.take(asker.actor, asker.client)
+        return {"holder": self._session.turn.holder, "lead": self._session.turn.lead}
+
+    async def _freeze(self, asker: Asker, _body: Body) -> Body:
+        result = await self._hold.freeze()
+        self._session.journal.add("freeze", actor=asker.actor)
+        return {"frozen": True, "stopped": result.stopped, "refused": result.refused}
+
+    async def _thaw(self, asker: Asker, _body: Body) -> Body:
+        await self._hold.thaw()
+        self._session.journal.add("thaw", actor=asker.actor)
+        return {"frozen": False}
+
+    async def _signal(self, asker: Asker, body: Body) -> Body:
+        name = str(body.get("signal", "")).upper()
+        try:
+            number = (
+                int(name) if name.isdigit() else signals.Signals["SIG" + name.removeprefix("SIG")]
+            )
+            signals.Signals(number)
+        except (KeyError, ValueError):
+            raise BadRequest(f"{name[:20]!r} is not a signal", "for example INT or 2") from None
+        await self._hold.signal(number)
+        self._session.journal.add("signal", actor=asker.actor, signal=int(number))
+        return {}
+
+    async def _end(self, asker: Asker, body: Body) -> Body:
+        grace = _number(body, "grace", 5.0, 0.0, _MAX_GRACE)
+        if self._session.exit is not None:
+            return {}
+        self._session.journal.add("end", actor=asker.actor)
+        await self._hold.end(grace)
+        return {}
+
+
+def _last(text: str, limit: int) -> str:
+    data = text.encode()
+    return text if len(data) <= limit else data[-limit:].decode(errors="ignore")
+
+
+def _translated(error: HoldError) -> HoldfastError:
+    if error.code in ("lost", "absent", "ending"):
+        return Ended("the session has ended")
+    if error.code in ("busy", "running", "frozen", "expired", "incomplete"):
+        return Busy(error.message)
+    if error.code == "no_foreground":
+        return Busy("no process is in the foreground of the terminal")
+    return Unavailable(error.message)

@@ -1,0 +1,286 @@
+"""The session: where output, inputs and participants meet and get their one order.
+
+Output   pty → ring → every outlet, at once; → emulator, at its own pace.
+Input    connection → `write` → turn, idempotency → pty → journal → ack.
+Size     turn's lead → `_fit` → ring mark, pty, emulator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast_sidecar import __version__
+from holdfast_sidecar.emulator import Emulator, recover
+from holdfast_sidecar.fanout import Outlet
+from holdfast_sidecar.inputs import Inputs, is_terminal_reply
+from holdfast_sidecar.journal import Journal
+from holdfast_sidecar.pty import Pty
+from holdfast_sidecar.ring import Mark, Ring
+from holdfast_sidecar.spec import Spec
+from holdfast_sidecar.turn import Participant, Turn
+from holdfast_wire.errors import Ended
+from holdfast_wire.frames import Control, Gap, Part, Snapshot, encode
+from holdfast_wire.ids import Actor, ClientId
+
+# Under a flood, frames go out a thousand times a second and are large; a single keystroke's echo
+# after quiet goes out at once.
+_COALESCE_SECONDS: Final = 0.001
+# The emulator is woken a little later than the clients: their copy is what a person waits for.
+_EMULATE_SECONDS: Final = 0.002
+# A snapshot's part: whole frames well under the limit.
+_PART: Final = 512 << 10
+
+
+class Exit:
+    """How the command ended."""
+
+    def __init__(self, code: int | None, signal: int | None) -> None:
+        self.code, self.signal = code, signal
+
+    def to_json(self) -> dict[str, int | None]:
+        return {"code": self.code, "signal": self.signal}
+
+
+class Session:
+    def __init__(self, spec: Spec, folder: Path) -> None:
+        self.spec, self.folder = spec, folder
+        self.ring = Ring(folder / "ring")
+        self.turn = Turn()
+        self.inputs = Inputs()
+        self.journal = Journal(folder / "journal")
+        self.exit: Exit | None = None
+        self.title = ""
+        self.last_active = time.time()
+        marks = self.ring.marks_after(0)
+        self.size = (marks[-1].columns, marks[-1].rows) if marks else (spec.columns, spec.rows)
+        keyframe_path = folder / "keyframe"
+        terminal, seq = recover(self.ring, keyframe_path, self.size, spec.scrollback)
+        version = f"holdfast {__version__}"
+        self.emulator = Emulator(self.ring, terminal, seq, keyframe_path, version)
+        self._outlets: dict[ClientId, Outlet] = {}
+        self._watchers: set[asyncio.Future[None]] = set()
+        self._published = 0.0
+        self._publish_soon: asyncio.TimerHandle | None = None
+        self._emulate_soon: asyncio.TimerHandle | None = None
+        for record in self.journal.records():
+            if record.get("kind") == "input":
+                key = str(record.get("key", "")).encode("latin-1", "replace")
+                self.inputs.restore(int(record["order"]), Actor(str(record["actor"])), key)
+
+    def start(self, master: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.pty = Pty(master, self.ring, self._output)
+        self.emulator.start(self._loop, self)
+        self.pty.start_reading()
+
+    # -- output -----------------------------------------------------------------------------------
+
+    def _output(self) -> None:
+        if self.ring.would_lose(self.emulator.keyframe_seq):
+            self.pty.stop_reading()  # until the emulator has saved a keyframe
+        if self._publish_soon is not None:
+            return
+        wait = self._published + _COALESCE_SECONDS - self._loop.time()
+        if wait <= 0:
+            self._publish()
+        else:
+            self._publish_soon = self._loop.call_later(wait, self._publish)
+
+    def _publish(self) -> None:
+        self._publish_soon = None
+        self._published = self._loop.time()
+        for outlet in list(self._outlets.values()):
+            outlet.pump()
+        if self._watchers:
+            for watcher in self._watchers:
+                if not watcher.done():
+                    watcher.set_result(None)
+            self._watchers.clear()
+        if self._emulate_soon is None:
+            self._emulate_soon = self._loop.call_later(_EMULATE_SECONDS, self._emulate)
+
+    def _emulate(self) -> None:
+        self._emulate_soon = None
+        self.last_active = time.time()
+        self.emulator.advance(self.ring.head)
+
+    async def more_output(self) -> None:
+        """Returns when more has been printed."""
+        watcher = self._loop.create_future()
+        self._watchers.add(watcher)
+        try:
+            await watcher
+        finally:
+            self._watchers.discard(watcher)
+
+    # -- what the emulator says (Listener) --------------------------------------------------------
+
+    def replied(self, data: bytes) -> None:
+        # With a lead attached, its own terminal answers; two answers would be read as typing.
+        if self.turn.lead is None and self.exit is None:
+            self.pty.write(data, lambda: None)
+
+    def keyframe_saved(self) -> None:
+        if self.exit is None and not self.ring.would_lose(self.emulator.keyframe_seq):
+            self.pty.start_reading()
+
+    def title_changed(self, title: str) -> None:
+        self.title = title
+        self.tell({"kind": "title", "title": title})
+
+    def emulator_failed(self, error: BaseException) -> None:
+        self._loop.call_exception_handler(
+            {"message": "the emulator stopped; the sidecar must start again", "exception": error}
+        )
+        self.on_fatal(error)
+
+    on_fatal: Callable[[BaseException], None] = staticmethod(lambda _error: None)
+
+    # -- participants -----------------------------------------------------------------------------
+
+    def join(self, participant: Participant) -> None:
+        self.turn.join(participant)
+        self.journal.add(
+            "join", actor=participant.actor, client=participant.client,
+            modality=participant.modality, mode=participant.mode.value,
+        )  # fmt: skip
+        self._fit()
+
+    def admit(self, client: ClientId, outlet: Outlet) -> None:
+        """From here on the client hears the news; it has had its answer."""
+        self._outlets[client] = outlet
+        self.tell_clients()
+
+    def leave(self, client: ClientId) -> None:
+        self._outlets.pop(client, None)
+        self.journal.add("leave", client=client)
+        self.turn.leave(client)
+        self._fit()
+        self.tell_clients()
+
+    def window(self, client: ClientId, columns: int, rows: int) -> None:
+        self.turn.window(client, columns, rows)
+        self._fit()
+
+    def take(self, actor: Actor, client: ClientId | None) -> None:
+        self.turn.take(actor, client)
+        self.journal.add("take", actor=actor, client=client)
+        self._fit()
+        self.tell_clients()
+
+    def _fit(self) -> None:
+        """The session gets the lead's size, at this seq and for everyone."""
+        wanted = self.turn.size()
+        if wanted is None or wanted == self.size or self.exit is not None:
+            return
+        self.size = wanted
+        self.ring.mark(*wanted)
+        self.emulator.resize(Mark(self.ring.head, *wanted))
+        self.pty.resize(*wanted)
+        self._publish()
+
+    def tell(self, news: dict[str, Any]) -> None:
+        frame = encode(Control(news))
+        for outlet in list(self._outlets.values()):
+            outlet.send_bytes(frame)
+
+    def tell_clients(self) -> None:
+        self.tell({"kind": "clients", **self.who()})
+
+    def who(self) -> dict[str, Any]:
+        return {
+            "clients": [
+                {
+                    "client": p.client,
+                    "actor": p.actor,
+                    "modality": p.modality,
+                    "mode": p.mode.value,
+                    "lead": p.client == self.turn.lead,
+                    "columns": p.columns,
+                    "rows": p.rows,
+                    "since": p.since,
+                }
+                for p in self.turn.participants
+            ],
+            "holder": self.turn.holder,
+            "lead": self.turn.lead,
+        }
+
+    # -- input ------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        actor: Actor,
+        client: ClientId | None,
+        modality: str,
+        key: bytes,
+        data: bytes,
+        done: Callable[[int, bool], None],
+    ) -> None:
+        """Writes to the terminal, or not if the key was seen; `done(order, duplicate)` follows."""
+        if self.exit is not None:
+            raise Ended(f"{self.spec.name} has ended", "its screen can still be read")
+        if client is not None and is_terminal_reply(data):
+            if client == self.turn.lead:
+                self.pty.write(data, lambda: None)
+            done(self.inputs.last, False)
+            return
+        self.turn.check_write(actor, client)
+        seen = self.inputs.seen(actor, key)
+        if seen is not None:
+            done(seen, True)
+            return
+        order = self.inputs.take(actor, key)
+        if client is not None and client != self.turn.lead:
+            self.turn.typed(client)
+            self._fit()
+            self.tell_clients()
+        elif client is not None:
+            self.turn.typed(client)
+
+        def written() -> None:
+            self.journal.add(
+                "input", order=order, actor=actor, client=client, modality=modality,
+                bytes=len(data), seq=self.ring.head, key=key.decode("latin-1"),
+            )  # fmt: skip
+            done(order, False)
+
+        self.pty.write(data, written)
+
+    # -- snapshots --------------------------------------------------------------------------------
+
+    async def send_snapshot(self, outlet: Outlet, lost_from: int | None) -> None:
+        """A snapshot, then the stream from its seq; a gap first if bytes were lost on the way."""
+        seq, data, size = await self.emulator.snapshot(lost_from or 0)
+        if lost_from is not None and seq > lost_from:
+            outlet.send(Gap(lost_from, seq))
+        count = max(1, -(-len(data) // _PART))
+        for index in range(count):
+            part = (Part.FIRST if index == 0 else 0) | (Part.LAST if index == count - 1 else 0)
+            piece = data[index * _PART : (index + 1) * _PART]
+            outlet.send(Snapshot(seq, *size, Part(part), piece))
+        outlet.stream_from(seq, size)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def ended(self, how: Exit) -> None:
+        self.pty.drain()
+        self.exit = how
+        self._publish()
+        self._emulate()
+        self.journal.add("ended", **how.to_json())
+        self.tell({"kind": "ended", "exit": how.to_json()})
+
+    def close(self) -> None:
+        self.pty.close()
+        for handle in (self._publish_soon, self._emulate_soon):
+            if handle is not None:
+                handle.cancel()
+        self.emulator.advance(self.ring.head)
+        self.emulator.stop()
+        self.journal.close()
+        self.ring.close()

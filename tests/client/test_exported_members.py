@@ -1,0 +1,97 @@
+"""What `import holdfast` gives is a promise; a change here is a change for its users."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast_wire import errors
+
+EXPORTED = [
+    "AlreadyExists",
+    "BadName",
+    "BadRequest",
+    "Busy",
+    "CommandFailed",
+    "Connection",
+    "Ended",
+    "Forbidden",
+    "HoldfastError",
+    "Internal",
+    "NoTurn",
+    "NotFound",
+    "Permanent",
+    "Refused",
+    "Retry",
+    "TooLarge",
+    "Unauthenticated",
+    "Unavailable",
+    "Unsupported",
+    "__version__",
+    "connect_local",
+    "run_session",
+]
+
+
+def test_exported_members() -> None:
+    assert sorted(holdfast.__all__) == sorted(EXPORTED) == sorted(dir(holdfast))
+    for name in EXPORTED:
+        assert getattr(holdfast, name) is not None
+
+
+def test_every_error_is_exported() -> None:
+    for error in errors.BY_CODE.values():
+        assert getattr(holdfast, error.__name__) is error
+
+
+def test_nothing_else() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = holdfast.nonsense
+
+
+def test_the_version_is_the_distributions() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert holdfast.__version__ == project["project"]["version"]
+
+
+def _loaded(*arguments: str) -> set[str]:
+    code = (
+        "import sys; from holdfast.cli import main; main(sys.argv[1:]);"
+        "print('\\n' + ' '.join(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.rsplit("\n", 2)[-2].split())
+
+
+SLOW = {
+    "asyncio",
+    "http.client",
+    "subprocess",
+    "email",
+    "aiohttp",
+    "pyghostty",
+    "importlib.metadata",
+    "shutil",
+}
+
+
+def test_help_loads_little() -> None:
+    loaded = _loaded("--help")
+    assert not loaded & (SLOW | {"socket", "dataclasses", "holdfast_wire.frames"})
+
+
+def test_ls_loads_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_DIR", str(tmp_path / "state"))
+    assert not _loaded("ls") & SLOW
+
+
+def test_completing_names_loads_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_DIR", str(tmp_path / "state"))
+    assert not _loaded("ls", "-o", "name") & (SLOW | {"dataclasses", "holdfast_wire.frames"})

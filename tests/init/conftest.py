@@ -1,0 +1,88 @@
+"""Real sessions under a real hold: both builds, and as root with and without a PID namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast_sidecar.hold import HoldEvent, HoldLink
+
+from .holding import Build, Session, Start, Terminal
+
+SOURCES = Path(__file__).parents[2] / "init"
+
+
+@pytest.fixture(scope="session")
+def binaries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    release, asan = os.environ.get("HOLD_BIN"), os.environ.get("HOLD_ASAN_BIN")
+    if not (release and asan):
+        out = tmp_path_factory.mktemp("build")
+        make = ["make", "-s", "-C", str(SOURCES), f"OUT={out}", "all", "asan"]
+        subprocess.run(make, check=True)
+        release, asan = release or str(out / "hold"), asan or str(out / "hold-asan")
+    return {"release": release, "asan": asan}
+
+
+VARIANTS = ["release-auto", "asan-auto"] + (["asan-no"] if os.geteuid() == 0 else [])
+
+
+@pytest.fixture(params=VARIANTS)
+def build(request: pytest.FixtureRequest, binaries: dict[str, str]) -> Build:
+    name, _, namespace = request.param.partition("-")
+    return Build(binaries[name], namespace)
+
+
+@pytest.fixture
+def socket_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    # A socket's path must be short, and pytest's directories may not be.
+    monkeypatch.chdir(tmp_path)
+    return "hold.sock"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    logs = tmp_path / "sanitizer"
+    yield {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "TERM": "xterm",
+        "PS1": "ready> ",
+        "PYTHON_HISTORY": "/dev/null",
+        "ASAN_OPTIONS": f"log_path={logs}",
+        "UBSAN_OPTIONS": f"log_path={logs}:print_stacktrace=1",
+    }
+    found = [p.read_text() for p in tmp_path.glob("sanitizer*")]
+    assert not found, found[0]
+
+
+@pytest.fixture
+async def start(
+    build: Build, socket_path: str, environment: dict[str, str]
+) -> AsyncIterator[Start]:
+    sessions: list[Session] = []
+
+    async def run(*command: str, options: tuple[str, ...] = ()) -> Session:
+        path = socket_path if not sessions else f"{len(sessions)}.sock"
+        hold = [build.path, "--daemon", "--socket", path, "--namespace", build.namespace, *options]
+        process = await asyncio.create_subprocess_exec(*hold, "--", *command, env=environment)
+        assert await process.wait() == 0
+        events: list[HoldEvent] = []
+        link = await HoldLink.connect(path, on_event=events.append)
+        session = Session(path, link, Terminal(await link.master()), events)
+        sessions.append(session)
+        return session
+
+    yield run
+    for session in sessions:
+        await session.finish()
+
+
+@pytest.fixture
+def python() -> str:
+    return sys.executable

@@ -1,0 +1,152 @@
+"""A session under test, and patience with it: no fixed sleeps, only deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from holdfast_sidecar.hold import EventKind, HoldError, HoldEvent, HoldLink
+from holdfast_sidecar.state import Graph
+
+T = TypeVar("T")
+PATIENCE = 10.0  # a limit on a wrong answer; a right one comes in milliseconds
+
+
+@dataclass(frozen=True)
+class Build:
+    path: str
+    namespace: str
+
+
+async def eventually(
+    probe: Callable[[], Awaitable[T]], wanted: Callable[[T], bool], what: str
+) -> T:
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        got = await probe()
+        if wanted(got):
+            return got
+        if time.monotonic() > give_up:
+            pytest.fail(f"never came: {what}; last seen: {got!r}")
+        await asyncio.sleep(0.01)
+
+
+def process_state(pid: int) -> str:
+    """As in /proc; "X" when it is gone or only waits to be reaped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+    state = stat.rpartition(")")[2].split()[0]
+    return "X" if state == "Z" else state
+
+
+def descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+                children.setdefault(int(stat[1]), []).append(int(entry.name))
+    found, todo = [], [root]
+    while todo:
+        todo += (below := children.get(todo.pop(), []))
+        found += below
+    return found
+
+
+@dataclass
+class Terminal:
+    """One holder of the master side. Reads as it goes, so that the session never blocks on us."""
+
+    fd: int
+    seen: bytes = b""
+
+    def __post_init__(self) -> None:
+        os.set_blocking(self.fd, False)
+
+    def send(self, data: bytes) -> None:
+        os.write(self.fd, data)
+
+    def drain(self) -> bytes:
+        with contextlib.suppress(BlockingIOError, OSError):
+            while data := os.read(self.fd, 65536):
+                self.seen += data
+        return self.seen
+
+    async def expect(self, wanted: bytes, times: int = 1) -> bytes:
+        async def look() -> bytes:
+            return self.drain()
+
+        return await eventually(look, lambda seen: seen.count(wanted) >= times, repr(wanted))
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+@dataclass
+class Session:
+    socket: str
+    link: HoldLink
+    terminal: Terminal
+    events: list[HoldEvent] = field(default_factory=list)
+
+    async def event(self, kind: EventKind) -> HoldEvent:
+        async def look() -> list[HoldEvent]:
+            return [e for e in self.events if e.kind is kind]
+
+        return (await eventually(look, bool, f"event {kind}"))[-1]
+
+    async def graph_when(self, wanted: Callable[[Graph], bool], what: str) -> Graph:
+        return await eventually(self.link.graph, wanted, what)
+
+    async def foreground_when(self, wanted: Callable[[Graph], bool], what: str) -> Graph:
+        return await eventually(self.link.foreground, wanted, what)
+
+    async def hold_gone(self) -> None:
+        async def state() -> str:
+            return process_state(self.link.hold_pid)
+
+        await eventually(state, lambda state: state == "X", "the end of hold")
+
+    async def finish(self) -> None:
+        """Ends it as a sidecar would, and sees hold go. By force if that does not work."""
+        hold = self.link.hold_pid
+        everyone = [hold, *descendants(hold)]
+        try:
+            await _end_politely(self.socket)
+            await self.hold_gone()
+        finally:
+            for pid in everyone:
+                if process_state(pid) != "X":
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            self.terminal.close()
+            self.link.close()
+
+
+async def _end_politely(path: str) -> None:
+    try:
+        link = await HoldLink.connect(path)
+    except HoldError:
+        return  # gone already, as some tests want it
+    try:
+        await link.end(0)
+        await eventually(link.status, lambda s: s.exited, "the end of the session")
+        await link.collected()
+    finally:
+        link.close()
+
+
+Start = Callable[..., Awaitable[Session]]
+
+INTERACTIVE_BASH = ("bash", "--norc", "--noprofile", "-i")

@@ -1,0 +1,1 @@
+"""The words every part of holdfast shares: ids, frames and errors. No I/O, no dependencies."""

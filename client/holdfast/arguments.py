@@ -127,6 +127,9 @@ def _detach_keys(parser: CommandParser) -> None:
 def _run(parser: CommandParser) -> None:
     parser.option("-n", "--name", help="the session's name (default: from the command)")
     parser.option("-d", "--detach", action="store_true", help="start it and do not attach")
+    parser.option(
+        "--if-absent", action="store_true", help="if a session of that name lives, use that one"
+    )
     parser.option("--size", type=size, metavar="CxR", help="columns x rows (default: your window)")
     parser.option(
         "--scrollback", type=count, default=SCROLLBACK, metavar="N",

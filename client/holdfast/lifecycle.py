@@ -30,7 +30,7 @@ _END_SLACK_SECONDS: Final = 5.0
 
 
 def run(given: Given) -> int:
-    from holdfast.local import run_session
+    from holdfast.local import ensure, run_session
 
     options = given.options
     command = given.after or [os.environ.get("SHELL") or "bash"]
@@ -38,6 +38,9 @@ def run(given: Given) -> int:
     state = state_dir()
     name = options.name if options.name is not None else free_name(state, command)
     attached = os.isatty(0) and os.isatty(1) and not options.detach and not options.output
+    if options.if_absent and name in session_names(state) and _lives(state, name):
+        folder = ensure(name, to_stderr)
+        return _attach(folder, keys, view=False) if attached else _started(folder, options.output)
     try:
         folder = run_session(
             name,

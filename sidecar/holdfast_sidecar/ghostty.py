@@ -298,16 +298,15 @@ class Terminal:
         _check(lib.ghostty_row_get(raw[0], lib.GHOSTTY_ROW_DATA_WRAP, flag), "row wrap")
         return bool(flag[0])
 
-    def has_cells(self, row: int) -> bool:
-        """Whether any cell of a row without text was given a colour: a cell never touched, or
-        erased to the default, is all zero."""
+    def used_cells(self, row: int) -> list[bool]:
+        """Which cells have anything: one never touched, or erased to the default, is all zero."""
         ref, cell = self._at(0, row), ffi.new("GhosttyCell*")
-        read = lib.ghostty_grid_ref_cell
+        read, used = lib.ghostty_grid_ref_cell, []
         for column in range(self.columns):
             ref.x = column  # a reference may be moved along its own row
-            if read(ref, cell) == lib.GHOSTTY_SUCCESS and cell[0]:
-                return True
-        return False
+            read(ref, cell)
+            used.append(cell[0] != 0)
+        return used
 
     def _cell(self, column: int, row: int, field: str, ctype: str) -> Any:
         cell, out = ffi.new("GhosttyCell*"), ffi.new(ctype + "*")

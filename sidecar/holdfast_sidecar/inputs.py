@@ -15,8 +15,8 @@ from holdfast_wire.ids import Actor
 
 REMEMBERED: Final = 4096
 
-# What terminals answer by themselves: device attributes, cursor and mode reports, colours, focus,
-# window sizes, version strings. Not mouse reports: those a person made.
+# What terminals answer by themselves: device attributes, cursor and mode reports, colours, window
+# sizes, version strings. Not mouse reports: those a person made.
 _REPLY: Final = re.compile(
     rb"(?:\x1b\[[?>=]?[0-9;]*c"
     rb"|\x1b\[\??[0-9;]+R"
@@ -24,15 +24,22 @@ _REPLY: Final = re.compile(
     rb"|\x1b\[\??[0-9;]+\$y"
     rb"|\x1b\[[0-9;]+t"
     rb"|\x1b\[\?[0-9]+u"
-    rb"|\x1b\[[IO]"
     rb"|\x1b\][0-9]+;[^\x07\x1b]*(?:\x07|\x1b\\)"
     rb"|\x1bP[^\x1b]*\x1b\\)+"
 )
 
 
+_FOCUS: Final = re.compile(rb"(?:\x1b\[[IO])+")
+
+
 def is_terminal_reply(data: bytes) -> bool:
     """Whether a terminal said this and not whoever sits at it."""
     return data.startswith(b"\x1b") and _REPLY.fullmatch(data) is not None
+
+
+def is_focus_report(data: bytes) -> bool:
+    """Whether it only says that a window was looked at, or no more."""
+    return _FOCUS.fullmatch(data) is not None
 
 
 class Inputs:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from holdfast_sidecar import __version__
 from holdfast_sidecar.emulator import Emulator, recover
 from holdfast_sidecar.fanout import Outlet
-from holdfast_sidecar.inputs import Inputs, is_terminal_reply
+from holdfast_sidecar.inputs import Inputs, is_focus_report, is_terminal_reply
 from holdfast_sidecar.journal import Journal
 from holdfast_sidecar.pty import Pty
 from holdfast_sidecar.ring import Mark, Ring
@@ -120,8 +120,7 @@ class Session:
     # -- what the emulator says (Listener) --------------------------------------------------------
 
     def replied(self, data: bytes) -> None:
-        # With a lead attached, its own terminal answers; two answers would be read as typing.
-        if self.turn.lead is None and self.exit is None:
+        if self.exit is None:
             self.pty.write(data, lambda: None)
 
     def keyframe_saved(self) -> None:
@@ -224,9 +223,7 @@ class Session:
         """Writes to the terminal, or not if the key was seen; `done(order, duplicate)` follows."""
         if self.exit is not None:
             raise Ended(f"{self.spec.name} has ended", "its screen can still be read")
-        if client is not None and is_terminal_reply(data):
-            if client == self.turn.lead:
-                self.pty.write(data, lambda: None)
+        if client is not None and self._is_automatic(client, data):
             done(self.inputs.last, False)
             return
         self.turn.check_write(actor, client)
@@ -251,6 +248,15 @@ class Session:
 
         self.pty.write(data, written)
 
+    def _is_automatic(self, client: ClientId, data: bytes) -> bool:
+        """What a terminal sent by itself is nobody's input. Questions are answered by our emulator,
+        once, however many terminals are attached; focus is passed on if it is the lead's."""
+        if is_focus_report(data):
+            if client == self.turn.lead:
+                self.pty.write(data, lambda: None)
+            return True
+        return is_terminal_reply(data)
+
     # -- snapshots --------------------------------------------------------------------------------
 
     async def send_snapshot(self, outlet: Outlet, lost_from: int | None) -> None:
@@ -273,7 +279,7 @@ class Session:
         self._publish()
         self._emulate()
         self.journal.add("ended", **how.to_json())
-        self.tell({"kind": "ended", "exit": how.to_json()})
+        self.tell({"kind": "ended", "exit": how.to_json(), "seq": self.ring.head})
 
     def close(self) -> None:
         self.pty.close()

@@ -36,7 +36,7 @@ def _parts(terminal: Terminal, history: History) -> Iterator[bytes]:
         yield from rows.to_end(beneath, _first_row(beneath))
         yield _place(beneath)
         yield beneath.extras("style")["style"]
-        yield b"\x1b[?1049h\x1b[0m"
+        yield b"\x1b[?1049h\x1b[0m\x1b[H"
         yield from rows.to_end(terminal, terminal.history)
     else:
         yield from history.lines(terminal, _first_row(terminal))

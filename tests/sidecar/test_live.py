@@ -142,7 +142,7 @@ def test_a_killed_sidecar_loses_nothing() -> None:
 def test_a_killed_sidecar_comes_back_with_the_exact_screen() -> None:
     with Live("bash", "--norc") as live:
         with live.attached() as client:
-            client.type(b"printf '\\e[1;31mred\\e[0m\\n\\e]2;a title\\a'; seq 300\r")
+            client.typed(b"printf '\\e[1;31mred\\e[0m\\n\\e]2;a title\\a'; seq 300\r")
             client.until(b"\r\n300\r\n")
             while not client.stream.endswith(b"$ "):
                 client.next()
@@ -158,9 +158,7 @@ def test_a_killed_sidecar_comes_back_with_the_exact_screen() -> None:
 
 def test_beyond_the_ring_there_is_a_gap_and_it_is_said() -> None:
     """More than the ring holds: who asks for the first byte hears exactly what is missing."""
-    script = (
-        "import sys\nfor i in range(600000): print(i, 'y' * 80)\nprint('last', flush=True)\ninput()"
-    )
+    script = "for i in range(600000): print(i, 'y' * 80)\nprint('last', flush=True)\ninput()"
     with Live(sys.executable, "-c", script) as live, live.attached(mode="view") as watcher:
         while b"last" not in watcher.stream[-4096:] + watcher.snapshot[-4096:]:
             watcher.next()
@@ -175,12 +173,14 @@ def test_beyond_the_ring_there_is_a_gap_and_it_is_said() -> None:
 
 
 def test_a_client_that_never_reads_holds_up_nobody() -> None:
-    script = "import sys\ninput()\nfor i in range(500000): print(i, 'z' * 80)\nprint('last', flush=True)\ninput()"
+    script = (
+        "input()\nfor i in range(500000): print(i, 'z' * 80)\nprint('last', flush=True)\ninput()"
+    )
     with Live(sys.executable, "-c", script) as live:
         stalled = live.client()
         stalled.attach(mode="view")
         with live.attached() as reader:
-            reader.type(b"\r")
+            reader.typed(b"\r")
             while b"last" not in reader.stream[-4096:] + reader.snapshot[-4096:]:
                 reader.next()
                 del reader.stream[:-4096]
@@ -199,5 +199,5 @@ def test_half_a_frame_and_a_dead_client_harm_nobody(live_bash: Live) -> None:
     with live_bash.client() as half:
         half.sock.sendall(b"\x01\x05\x00")
     with live_bash.attached() as client:
-        client.type(b"echo still-$((40+2))\r")
+        client.typed(b"echo still-$((40+2))\r")
         client.until(b"still-42")

@@ -11,9 +11,8 @@ import struct
 import sys
 from pathlib import Path
 
-from sidecar_kit import Client
-
 from holdfast_wire.frames import Output
+from sidecar_kit import Client
 
 HEADER = struct.Struct("!QI")
 

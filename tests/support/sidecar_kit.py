@@ -118,7 +118,7 @@ class Client:
             if isinstance(frame, Snapshot) and frame.part & Part.LAST:
                 return self.welcome
 
-    def type(self, data: bytes, number: int = 1, key: bytes = b"") -> None:
+    def typed(self, data: bytes, number: int = 1, key: bytes = b"") -> None:
         self.send(Input(number, key, data))
 
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 // Copies what the page loads from node_modules into holdfast_gateway/web/vendor, licences included.
 // Run after `npm ci`. The folder is built, not kept: git ignores it.
 import { cp, mkdir, readFile, rm, writeFile } from 'node:fs/promises';
-import { fileURLToPath } from 'node:url';
 
 const modules = new URL('node_modules/@xterm/', import.meta.url);
 const vendor = new URL('holdfast_gateway/web/vendor/', import.meta.url);
@@ -14,8 +13,6 @@ const FILES = {
   'addon-fit/LICENSE': 'addon-fit.LICENSE',
   'addon-web-links/lib/addon-web-links.mjs': 'addon-web-links.mjs',
   'addon-web-links/LICENSE': 'addon-web-links.LICENSE',
-  'addon-webgl/lib/addon-webgl.mjs': 'addon-webgl.mjs',
-  'addon-webgl/LICENSE': 'addon-webgl.LICENSE',
 };
 
 // Source maps are not shipped, and a pointer to one makes developer tools ask for it in vain.
@@ -30,4 +27,3 @@ for (const [from, to] of Object.entries(FILES)) {
     await cp(new URL(from, modules), new URL(to, vendor));
   }
 }
-console.log(`${Object.keys(FILES).length} files in ${fileURLToPath(vendor)}`);

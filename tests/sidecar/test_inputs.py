@@ -142,11 +142,11 @@ def test_a_second_life_goes_on_where_the_first_ended(
 ) -> None:
     """Whatever the journal has is restored, and the rest goes as if nothing had happened."""
     whole, first, second = Inputs(), Inputs(), Inputs()
-    journal = []
+    journal: list[tuple[int, Actor, bytes]] = []
     for place, (actor, key) in enumerate(asked):
         if place == cut:
-            for order, *who in journal:
-                second.restore(order, *who)
+            for record in journal:
+                second.restore(*record)
         now = first if place < cut else second
         assert now.seen(actor, key) == whole.seen(actor, key)
         if whole.seen(actor, key) is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from hypothesis import strategies as st
 
 from holdfast_sidecar import journal as journal_module
 from holdfast_sidecar.journal import Journal
+from holdfast_sidecar.session import Session
+from holdfast_sidecar.spec import Spec
+from holdfast_wire.ids import Actor, session_name
 
 
 @pytest.fixture
@@ -126,6 +131,27 @@ def test_lines_that_are_no_records_are_passed_over(path: Path, junk: bytes) -> N
 def test_it_is_private(path: Path) -> None:
     Journal(path).close()
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def type_secrets(folder: Path) -> None:
+    about = Spec(session_name("it"), "id", ("cat",), 80, 24, 100, 0.0)
+    session, (master, slave) = Session(about, folder), os.openpty()
+    session.start(master)
+    try:
+        for key, secret in ((b"", b"hunter2\r"), (b"key-1", b"correct horse\r"), (b"", b"\x1b[0n")):
+            session.write(Actor("ana"), None, "api", key, secret, lambda _order, _twice: None)
+    finally:
+        os.close(slave)
+        session.close()
+
+
+def test_it_says_how_much_was_typed_and_never_what(tmp_path: Path) -> None:
+    asyncio.run(type_secrets(tmp_path))
+    text = b"".join(file.read_bytes() for file in tmp_path.glob("journal*"))
+    records = [json.loads(line) for line in text.splitlines()]
+    assert [(r["order"], r["bytes"]) for r in records] == [(1, 8), (2, 14), (3, 4)]
+    for word in (b"hunter2", b"horse", b"aHVudGVyMg", b"68756e746572"):
+        assert word not in text
 
 
 def test_a_record_is_one_line_of_json_that_others_can_read(path: Path) -> None:

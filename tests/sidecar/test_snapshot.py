@@ -99,7 +99,7 @@ CASES = {
     "reverse index": b"a\r\nb\r\nc\x1b[H\x1bM\x1bMtop",
     "inserted and deleted lines": b"1\r\n2\r\n3\r\n4\x1b[2;1H\x1b[2L\x1b[4;1H\x1b[1M",
     "cursor shape": b"\x1b[5 qx",
-    "gap between colours": b"\x1b[41ma\tb\x1b[0m \x1b[4mu\x1b[9Cv\x1b[0m\r\n\x1b[7m \x1b[6C \x1b[0m",
+    "gap between colours": b"\x1b[41ma\tb\x1b[0m\x1b[4mu\x1b[9Cv\x1b[0m\r\n\x1b[7m \x1b[6C \x1b[0m",
     "alternate entered in mid-line": b"prompt$ \x1b[?1049hx",
 }
 # What a program does next, to see that what does not show is there too.

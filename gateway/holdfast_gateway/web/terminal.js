@@ -2,7 +2,6 @@
 
 import { FitAddon } from './vendor/addon-fit.mjs';
 import { WebLinksAddon } from './vendor/addon-web-links.mjs';
-import { WebglAddon } from './vendor/addon-webgl.mjs';
 import { Terminal } from './vendor/xterm.mjs';
 import { provider } from './widths.js';
 
@@ -199,19 +198,6 @@ export class Screen {
     terminal.textarea?.setAttribute('enterkeyhint', 'enter');
     this.#keepSilent();
     this.#clipboardKeys();
-    if (this.#pointer === 'fine') this.#useWebgl();
-  }
-
-  // Several times faster, and draws boxes without seams. Not on phones: they take the context away
-  // whenever the page is out of sight, and show far fewer cells anyway.
-  #useWebgl() {
-    try {
-      const webgl = new WebglAddon();
-      webgl.onContextLoss(() => webgl.dispose());
-      this.#terminal.loadAddon(webgl);
-    } catch {
-      // No WebGL here; the DOM renderer draws the same cells.
-    }
   }
 
   // The sidecar answers what programs ask of the terminal. If every page answered too, a program

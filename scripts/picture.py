@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/support"))
 
 from browser_kit import Tab, browser  # noqa: E402
-from gateway_kit import place  # noqa: E402
+from gateway_kit import Place, place, until  # noqa: E402
 from sidecar_kit import Client  # noqa: E402
 
 PICTURE = ROOT / "docs/images/page.png"
@@ -25,11 +25,12 @@ SCENE = [
 ]
 
 
-def self_play(tab: Tab) -> None:
+def play(tab: Tab, here: Place) -> None:
     for line in SCENE:
-        time.sleep(1.5)
+        until(lambda: here.get("/api/v1/sessions/build/state").json["activity"] == "prompt", "bash")
+        time.sleep(0.5)
         tab.type(line + "\n")
-    time.sleep(3)
+    time.sleep(2)
 
 
 def main() -> None:
@@ -47,7 +48,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as work:
                 shutil.copytree(ROOT / "init", f"{work}/hold")
                 tab.type(f"cd {work}/hold; PS1='{PROMPT}'; clear\n")
-                self_play(tab)
+                play(tab, here)
             tab.page.screenshot(path=str(PICTURE))
     print(f"{PICTURE.relative_to(ROOT)}: {PICTURE.stat().st_size // 1024} KiB")
 

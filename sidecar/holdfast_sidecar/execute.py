@@ -7,7 +7,7 @@ answering its questions.
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -68,7 +68,7 @@ class Jobs:
             seen = await self._observe()
             if seen.activity is not Activity.PROMPT:
                 raise Busy(f"the shell is not at its prompt. {seen.sentence}", "wait for it")
-            job = secrets.token_hex(6)
+            job = os.urandom(6).hex()
             path = self._session.folder / "exec" / job
             text = shell.script(job, command, f"{actor} ({modality})", seen.name or "")
             self._session.journal.add("exec", actor=actor, modality=modality, command=command)

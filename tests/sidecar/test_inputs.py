@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_sidecar.inputs import REMEMBERED, Inputs, is_terminal_reply
+from holdfast_sidecar.inputs import REMEMBERED, Inputs, is_focus_report, is_terminal_reply
 from holdfast_wire.ids import Actor
 
 ANA, BEN = Actor("ana"), Actor("ben")
@@ -25,8 +25,6 @@ REPLIES = {
     "window size": b"\x1b[8;24;80t",
     "in-band size": b"\x1b[48;24;80;384;640t",
     "kitty keyboard": b"\x1b[?1u",
-    "focus in": b"\x1b[I",
-    "focus out": b"\x1b[O",
     "background, BEL": b"\x1b]11;rgb:1111/1414/1818\x07",
     "background, ST": b"\x1b]11;rgb:1111/1414/1818\x1b\\",
     "palette": b"\x1b]4;1;rgb:ffff/0000/0000\x1b\\",
@@ -34,7 +32,7 @@ REPLIES = {
     "version": b"\x1bP>|xterm(390)\x1b\\",
     "termcap": b"\x1bP1+r544e=787465726d\x1b\\",
     "setting": b"\x1bP1$r0m\x1b\\",
-    "several at once": b"\x1b[?62;22c\x1b]11;rgb:1111/1414/1818\x07\x1b[24;80R\x1b[I",
+    "several at once": b"\x1b[?62;22c\x1b]11;rgb:1111/1414/1818\x07\x1b[24;80R",
 }
 ARROWS = {f"arrow {c}": b"\x1b[" + c.encode() for c in "ABCD"}
 APPLICATION = {f"application {c}": b"\x1bO" + c.encode() for c in "ABCDHFPQRSM"}
@@ -78,6 +76,13 @@ def test_what_terminals_say(data: bytes) -> None:
 
 @pytest.mark.parametrize("data", TYPED.values(), ids=TYPED.keys())
 def test_what_people_type(data: bytes) -> None:
+    assert not is_terminal_reply(data)
+    assert not is_focus_report(data)
+
+
+@pytest.mark.parametrize("data", [b"\x1b[I", b"\x1b[O", b"\x1b[O\x1b[I"])
+def test_what_windows_say_when_they_are_looked_at(data: bytes) -> None:
+    assert is_focus_report(data)
     assert not is_terminal_reply(data)
 
 

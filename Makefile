@@ -70,11 +70,16 @@ lint: setup ## style, types, layers, sizes
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/check_sizes.py
 
+# More workers than cores: most tests wait for something most of the time.
+WORKERS ?= 4
+
 .PHONY: test
-test: setup lint ## all tests that need no root and no cluster
+test: setup lint ## all tests that need no root and no cluster; T= selects
 	@scripts/need $(TEST_TOOLS)
-	@node --test tests/gateway/js/
-	@$(BIN)/pytest -q $(if $(T),-k '$(T)')
+	@$(MAKE) --silent --no-print-directory -C init OUT=$(CURDIR)/build all asan
+	@node --test --test-reporter=dot tests/gateway/js/
+	@HOLD_BIN=$(CURDIR)/build/hold HOLD_ASAN_BIN=$(CURDIR)/build/hold-asan \
+	  $(BIN)/pytest -q -n $(WORKERS) --dist worksteal $(if $(T),-k '$(T)')
 
 .PHONY: bench
 bench: setup ## measure against tmux and dtach; build/bench/report.json

@@ -40,8 +40,10 @@ class End(Protocol):
     gaps: int
     """How often bytes were left out and a fresh screen sent instead."""
 
-    def send(self, data: bytes) -> None:
-        """As typed."""
+    def typed(self, data: bytes) -> bytes:
+        """The same, wrapped for `send`: what a client does before it speaks."""
+
+    def send(self, wrapped: bytes) -> None: ...
 
     def receive(self) -> bytes:
         """Waits for something to come. What of it is for the screen: perhaps nothing."""
@@ -62,8 +64,11 @@ class PtyEnd:
         self.received = 0
         self.gaps = 0
 
-    def send(self, data: bytes) -> None:
-        os.write(self._master, data)
+    def typed(self, data: bytes) -> bytes:
+        return data
+
+    def send(self, wrapped: bytes) -> None:
+        os.write(self._master, wrapped)
 
     def receive(self) -> bytes:
         try:
@@ -105,9 +110,12 @@ class FrameEnd:
         self.gaps = 0
         self.snapshots = 0
 
-    def send(self, data: bytes) -> None:
+    def typed(self, data: bytes) -> bytes:
         self._number += 1
-        self._sock.sendall(encode(Input(self._number, b"", data)))
+        return encode(Input(self._number, b"", data))
+
+    def send(self, wrapped: bytes) -> None:
+        self._sock.sendall(wrapped)
 
     def receive(self) -> bytes:
         return b"".join(bytes(self._view[start:end]) for start, end, _ in self._spans())
@@ -122,12 +130,12 @@ class FrameEnd:
             seen = seen or (self._pending and whole)
         return seen
 
-    def whole_screen(self) -> bytes:
-        """The snapshot that follows the attach, and what came with it."""
-        shown = b""
+    def whole_screen(self, marker: bytes) -> bool:
+        """Waits for the snapshot that follows the attach; whether it has the marker."""
+        seen = False
         while not self.snapshots:
-            shown += self.receive()
-        return shown
+            seen = self.look(marker)
+        return seen
 
     def _spans(self) -> Iterator[tuple[int, int, bool]]:
         """Receives once. Where in the buffer bytes for the screen lie, and whether the screen is
@@ -153,8 +161,9 @@ class FrameEnd:
             else:
                 self._other(kind, bytes(self._view[start:end]))
             start = end
-        self._view[: self._filled - start] = bytes(self._view[start : self._filled])
-        self._filled -= start
+        if start:
+            self._view[: self._filled - start] = bytes(self._view[start : self._filled])
+            self._filled -= start
 
     def _other(self, kind: int, frame: bytes) -> None:
         if kind == FrameType.GAP:

@@ -1,4 +1,4 @@
-"""A session that has printed more than its scrollback holds, and rests: what people come back to."""
+"""A session that has printed more than its scrollback holds, and rests: one comes back to it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Filled:
     def _check(self) -> None:
         """Once, that the whole scrollback is there."""
         deadline = time.monotonic() + 10
-        while True:
-            end = self.holdfast.end()
-            shown = end.whole_screen()
+        while time.monotonic() < deadline:
+            end, shown = self.holdfast.end(), b""
+            while not end.snapshots:
+                shown += end.receive()
             end.close()
             if self.last in shown and shown.count(b"\n") >= SCROLLBACK:
                 return
-            if time.monotonic() > deadline:
-                raise Failed("the sidecar's snapshot has not got what the session printed")
             time.sleep(0.1)
+        raise Failed("the sidecar's snapshot has not got what the session printed")

@@ -55,7 +55,7 @@ def _timed(attach: Callable[[], Callable[[], None]]) -> float:
 
 def _socket(filled: Filled) -> Callable[[], None]:
     end = FrameEnd(filled.holdfast.socket)
-    if filled.last not in end.whole_screen():
+    if not end.whole_screen(filled.last):
         raise Failed("a snapshot came without the last line")
     return end.close
 

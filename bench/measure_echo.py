@@ -29,8 +29,9 @@ def sample(end: End, key: bytes) -> float:
     """Milliseconds until the key is back."""
     while end.wait(0):
         end.receive()
+    wrapped = end.typed(key)
     began = time.perf_counter_ns()
-    end.send(key)
+    end.send(wrapped)
     while key not in end.receive():
         if time.perf_counter_ns() - began > _PATIENCE_SECONDS * 1e9:
             raise Failed("a keystroke never came back")

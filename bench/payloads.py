@@ -19,7 +19,7 @@ _EDITION: Final = 1
 _UNIT_BYTES: Final = 4_000_000
 _ESC: Final = "\x1b"
 
-_WORDS: Final = """
+_TEXT: Final = """
     accepted address after agent assets bad bound broken build cache cannot changed channel
     client closed commit config connection container core deadline default deleted dial disk
     done driver eight empty endpoint error exit failed fetched file finished flushed found from
@@ -32,7 +32,8 @@ _WORDS: Final = """
     source started state status stop stored stream synced table target task the thread timeout
     to token total trace tree turn unit unknown until update upstream user valid value version
     volume wait warning watch with worker write written yield zone
-""".split()
+"""
+_WORDS: Final = _TEXT.split()
 
 
 def _plain_line(rng: random.Random) -> str:

@@ -91,7 +91,7 @@ class Raw:
         return Viewer(self._pen, marker, "pty", str(master), (master,))
 
     def type(self, data: bytes) -> None:
-        self.end().send(data)
+        PtyEnd(self._seat.master).send(data)
 
 
 class _ClientProgram:
@@ -193,7 +193,7 @@ class Holdfast:
             abrupt=True,
         )
         until(hold.exists, "hold to listen")
-        sidecar = [sys.executable, "-P", "-m", "holdfast_sidecar", "--dir", self._folder]
+        sidecar = [sys.executable, "-P", "-m", "holdfast_sidecar", "--dir", str(self._folder)]
         log = self._folder / "sidecar.log"
         process = self._pen.start(sidecar, log=log)
         self.pid = process.pid

@@ -18,7 +18,7 @@ from bench.ends import End, FrameEnd, PtyEnd
 def _end(kind: str, where: str) -> End:
     if kind == "sidecar":
         end = FrameEnd(Path(where), mode="view")
-        end.whole_screen()
+        end.whole_screen(b"\0")
         return end
     pty = PtyEnd(int(where))
     pty.receive()  # a client that has attached clears or paints its screen

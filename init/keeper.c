@@ -38,7 +38,7 @@ static void report(int fd, int what, int value)
 
 static void open_terminal(const struct options *o, struct started *s, int *slave)
 {
-    s->master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    s->master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
     if (s->master < 0 || grantpt(s->master) < 0 || unlockpt(s->master) < 0 ||
         ptsname_r(s->master, s->tty, sizeof s->tty) != 0)
         die(1, "cannot open a terminal: %s; /dev/ptmx must exist and devpts be mounted",

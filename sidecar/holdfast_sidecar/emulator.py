@@ -22,6 +22,7 @@ from typing import Final, Protocol, TypeVar
 from holdfast_sidecar import keyframe, snapshot
 from holdfast_sidecar.ghostty import Terminal
 from holdfast_sidecar.history import History
+from holdfast_sidecar.keyframe import Form, Keyframe
 from holdfast_sidecar.ring import Mark, Ring
 
 T = TypeVar("T")
@@ -89,6 +90,11 @@ class Emulator:
         with self._wake:
             self._marks.append(mark)
             self._target = max(self._target, mark.seq)
+            self._wake.notify()
+
+    def want_keyframe(self) -> None:
+        with self._wake:
+            self._jobs.append((0, self.save))
             self._wake.notify()
 
     async def snapshot(self, at_least: int = 0) -> tuple[int, bytes, tuple[int, int]]:
@@ -197,7 +203,17 @@ class Emulator:
         self.seq = end
 
     def save(self) -> None:
-        keyframe.save(self._path, keyframe.Keyframe(self.seq, self._terminal.encode()))
+        """A keyframe of now. On a full disk there is none, rather than a session that stands still:
+        after a kill the screen would then be made from what the ring has."""
+        terminal, form = self._terminal, Form.ENCODED
+        state = terminal.encode()
+        if state is None:
+            state, form = snapshot.take(terminal, self._history), Form.WRITTEN
+        now = Keyframe(self.seq, form, terminal.columns, terminal.rows, state)
+        try:
+            keyframe.save(self._path, now)
+        except OSError:
+            self._path.unlink(missing_ok=True)
         self.keyframe_seq = self.seq
         self._tell(lambda listener: listener.keyframe_saved())
 
@@ -224,9 +240,19 @@ def recover(ring: Ring, path: Path, size: tuple[int, int], scrollback: int) -> t
     """
     saved = keyframe.load(path)
     if saved is not None and ring.oldest <= saved.seq <= ring.head:
-        return Terminal.decode(saved.state, scrollback), saved.seq
+        terminal = _restored(saved, scrollback)
+        if terminal is not None:
+            return terminal, saved.seq
     if saved is not None or ring.oldest > 0:
         ring.lose(ring.oldest)
     sizes = ring.marks_after(ring.oldest)
     columns, rows = sizes[0][1:] if sizes else size
     return Terminal(columns, rows, scrollback), ring.oldest
+
+
+def _restored(saved: Keyframe, scrollback: int) -> Terminal | None:
+    if saved.form is Form.ENCODED:
+        return Terminal.decode(saved.state, scrollback)
+    terminal = Terminal(saved.columns, saved.rows, scrollback)
+    terminal.feed(saved.state)
+    return terminal

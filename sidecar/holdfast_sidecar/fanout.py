@@ -20,7 +20,7 @@ from holdfast_wire.frames import Frame, Resize, encode, output_header
 
 # More than a snapshot of ten thousand lines, so that catching up by snapshot is always the cheaper.
 MAX_BEHIND: Final = 4 << 20
-MAX_QUEUED: Final = 16 << 20
+MAX_QUEUED: Final = 32 << 20
 _CHUNK: Final = 64 << 10
 
 

@@ -21,9 +21,9 @@ _CELL_BYTES: Final = 8
 _ROW_BYTES: Final = 200
 _SPARE_ROWS: Final = 1000
 _SPARE_BYTES: Final = 2 << 20
-# A sequence in progress is kept so that a snapshot can stand anywhere, also inside one. Longer ones
-# (a large image, a hostile endless string) are cut at this size by the parser itself.
-_CONTINUATION_BYTES: Final = 1 << 16
+# A sequence in progress is kept so that a snapshot can stand anywhere, also inside one. In a longer
+# one (an image, a hostile endless string) the library keeps nothing, and will not encode either.
+_CONTINUATION_BYTES: Final = 4 << 20
 _ENCODE_FIRST_TRY: Final = 1 << 14
 
 _SCREEN: Final = lib.GHOSTTY_POINT_TAG_SCREEN
@@ -48,6 +48,8 @@ _CTYPES: Final = {
     "COLOR_PALETTE": "GhosttyColorRgb[256]",
     "COLOR_PALETTE_DEFAULT": "GhosttyColorRgb[256]",
 }
+
+_WRITTEN_BEFORE: Final = {"palette", "modes", "tabstops"}
 
 Rgb = tuple[int, int, int]
 # What a program that asks gets to hear when nobody is attached: light on dark, as most are.
@@ -320,6 +322,11 @@ class Terminal:
         wide = self._cell(column, row, "WIDE", "GhosttyCellWide")
         return bool(wide == lib.GHOSTTY_CELL_WIDE_SPACER_TAIL)
 
+    def is_wide_head(self, column: int, row: int) -> bool:
+        """Left empty at the end of a row because a wide character did not fit."""
+        wide = self._cell(column, row, "WIDE", "GhosttyCellWide")
+        return bool(wide == lib.GHOSTTY_CELL_WIDE_SPACER_HEAD)
+
     def blank_background(self, column: int, row: int) -> int | Rgb | None:
         """The colour of a cell that has a background and no text."""
         tag = self._cell(column, row, "CONTENT_TAG", "GhosttyCellContentTag")
@@ -373,14 +380,13 @@ class Terminal:
         return text
 
     def extras(self, *names: str) -> dict[str, bytes]:
-        """Pieces of state alone: what `format` adds to a cell when asked for each."""
+        """Pieces of state alone: what `format` writes before or after a cell when asked for it."""
         corner = (0, self.history)
-        bare = self.format(corner, corner)
+        bare = len(self.format(corner, corner))
         found = {}
         for name in names:
             full = self.format(corner, corner, extra=name)
-            where = full.find(bare) if bare else 0
-            found[name] = full[:where] + full[where + len(bare) :]
+            found[name] = full[: len(full) - bare] if name in _WRITTEN_BEFORE else full[bare:]
         return found
 
     def compress(self) -> None:
@@ -391,28 +397,27 @@ class Terminal:
 
     # -- whole terminals --------------------------------------------------------------------------
 
-    def encode(self) -> bytes:
-        """Everything, for `decode`."""
+    def encode(self) -> bytes | None:
+        """Everything, for `decode`; None where the library cannot: inside a very long sequence, or
+        after a resize cut a wide character in two."""
         data, length = ffi.new("uint8_t**"), ffi.new("size_t*")
         result = lib.ghostty_snapshot_encode_alloc(self._handle, ffi.NULL, data, length)
-        _check(result, "encode")
+        if result != lib.GHOSTTY_SUCCESS:
+            return None
         blob = bytes(ffi.buffer(data[0], length[0]))
         lib.ghostty_free(ffi.NULL, data[0], length[0])
         return blob
 
     @classmethod
-    def decode(cls, blob: bytes, scrollback: int) -> Terminal:
-        terminal = cls._decode(blob, lib.ghostty_snapshot_decoder_decode, scrollback)
-        if terminal is None:
-            raise Internal("a saved terminal state cannot be read")
-        return terminal
+    def decode(cls, blob: bytes, scrollback: int) -> Terminal | None:
+        return cls._decode(blob, lib.ghostty_snapshot_decoder_decode, scrollback)
 
     @classmethod
     def _decode(cls, blob: bytes, stage: Any, scrollback: int) -> Terminal | None:
         decoder = ffi.new("GhosttySnapshotDecoder*")
         buffer = ffi.from_buffer("uint8_t[]", blob)
-        result = lib.ghostty_snapshot_decoder_new_buf(ffi.NULL, decoder, buffer, len(blob))
-        _check(result, "decoder")
+        if lib.ghostty_snapshot_decoder_new_buf(ffi.NULL, decoder, buffer, len(blob)):
+            return None
         handle = ffi.new("GhosttyTerminal*")
         try:
             # Keeps the begun sequence, so that the restored parser stands where this one stood.
@@ -427,23 +432,23 @@ class Terminal:
         terminal._adopt(handle[0], scrollback)
         return terminal
 
-    def clone(self) -> Terminal:
-        return Terminal.decode(self.encode(), self.scrollback_limit)
+    def clone(self) -> Terminal | None:
+        blob = self.encode()
+        return None if blob is None else Terminal.decode(blob, self.scrollback_limit)
 
-    def clone_without_history(self) -> Terminal:
+    def clone_without_history(self) -> Terminal | None:
         """Screen, modes and saved cursors, in a fraction of a millisecond: the encoding begins with
         them, so it is stopped as soon as enough of it is there to be decoded."""
         limit = _ENCODE_FIRST_TRY
         while True:
-            blob, whole = self._encode_prefix(limit)
-            terminal = self._decode(blob, lib.ghostty_snapshot_decoder_ready, self.scrollback_limit)
-            if terminal is not None:
+            blob = self._encode_prefix(limit)
+            ready = lib.ghostty_snapshot_decoder_ready
+            terminal = self._decode(blob, ready, self.scrollback_limit) if blob else None
+            if terminal is not None or len(blob) < limit:
                 return terminal
-            if whole:
-                raise Internal("the terminal's own state cannot be read back")
             limit *= 4
 
-    def _encode_prefix(self, limit: int) -> tuple[bytes, bool]:
+    def _encode_prefix(self, limit: int) -> bytes:
         kept = bytearray()
 
         def write(_user: Any, data: Any, length: int) -> bool:
@@ -453,5 +458,5 @@ class Terminal:
         writer = ffi.new("GhosttyWriter*")
         callback = ffi.callback("GhosttyWriterFn", write)
         writer.write = callback
-        result = lib.ghostty_snapshot_encode(self._handle, writer[0])
-        return bytes(kept), result == lib.GHOSTTY_SUCCESS
+        lib.ghostty_snapshot_encode(self._handle, writer[0])
+        return bytes(kept)

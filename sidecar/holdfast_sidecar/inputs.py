@@ -2,7 +2,8 @@
 
 Every input gets a number that grows through the session's life. One that carries a key the same
 actor used before is answered with the first one's number and not written again; the last
-`REMEMBERED` keys are kept, across a sidecar's death too (the journal has them).
+`REMEMBERED` keys are kept, across a sidecar's death too: the journal has them, noted before they
+are typed, and hold, which types them, knows up to which it has.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ REMEMBERED: Final = 4096
 # What terminals answer by themselves: device attributes, cursor and mode reports, colours, window
 # sizes, version strings. Not mouse reports: those a person made.
 _REPLY: Final = re.compile(
-    rb"(?:\x1b\[[?>=]?[0-9;]*c"
+    rb"(?:\x1b\[[?>=][0-9;]*c"
     rb"|\x1b\[\??[0-9;]+R"
     rb"|\x1b\[\??[0-9;]*n"
     rb"|\x1b\[\??[0-9;]+\$y"

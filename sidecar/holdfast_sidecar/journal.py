@@ -25,6 +25,8 @@ class Journal:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(self._path, flags, 0o600)
         self._size = os.fstat(self._descriptor).st_size
+        if self._size and not self._path.read_bytes().endswith(b"\n"):
+            self._size += os.write(self._descriptor, b"\n")  # ends a line that a kill cut short
 
     def add(self, kind: str, **fields: Any) -> None:
         """One write, so that a kill leaves whole lines and at most one cut short at the end."""

@@ -22,17 +22,29 @@ from holdfast_wire.errors import Busy
 
 MAX_QUEUED: Final = 1 << 20
 # Read at most this much before letting the loop serve others.
-_BATCH: Final = 256 << 10
+BATCH: Final = 256 << 10
+_PACKET: Final = 32 << 10
+# A full terminal is tried again this soon; it takes 4 KiB at a time, so this is 400 KiB/s.
+_FULL_SECONDS: Final = 0.01
 # A terminal that nobody has open reads as an error until somebody opens it again.
 _REOPEN_SECONDS: Final = 0.2
 
 
-class Pty:
-    """`on_output` is called after bytes came in; it says whether to go on reading now."""
+# Types bytes as part of an input and says, later, how many the terminal took.
+Typist = Callable[[int, memoryview, Callable[[int], None]], None]
 
-    def __init__(self, master: int, ring: Ring, on_output: Callable[[], None]) -> None:
+
+class Pty:
+    """`on_output` is called after bytes came in. Reading is done here; typing is hold's, which
+    knows what was typed when we are killed in the middle of it."""
+
+    def __init__(
+        self, master: int, ring: Ring, on_output: Callable[[], None], typist: Typist
+    ) -> None:
         self._master, self._ring, self._on_output = master, ring, on_output
-        self._queue: deque[tuple[memoryview, Callable[[], None]]] = deque()
+        self._typist = typist
+        self._queue: deque[tuple[int, memoryview, Callable[[], None]]] = deque()
+        self._closed = False
         self.queued = 0
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
@@ -53,7 +65,7 @@ class Pty:
             self._loop.remove_reader(self._master)
 
     def _readable(self) -> None:
-        ring, master, until = self._ring, self._master, self._ring.head + _BATCH
+        ring, master, until = self._ring, self._master, self._ring.head + BATCH
         try:
             while ring.head < until and ring.fill(master):
                 pass
@@ -62,11 +74,11 @@ class Pty:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            self._closed()
+            self._hung_up()
         ring.commit()
         self._on_output()
 
-    def _closed(self) -> None:
+    def _hung_up(self) -> None:
         self.stop_reading()
         self.hung_up = True
         self._retry = self._loop.call_later(_REOPEN_SECONDS, self._reopen)
@@ -88,37 +100,47 @@ class Pty:
 
     # -- input ------------------------------------------------------------------------------------
 
-    def write(self, data: bytes, written: Callable[[], None]) -> None:
-        """Queues bytes; `written` is called when the kernel has them all."""
-        if self.queued + len(data) > MAX_QUEUED:
+    def check_room(self, length: int) -> None:
+        """Raises if so much more cannot be queued."""
+        if self.queued + length > MAX_QUEUED:
             raise Busy(
                 "the program is not reading its input",
                 f"{self.queued} bytes wait already; try again when it reads, or interrupt it",
             )
-        self._queue.append((memoryview(data), written))
+
+    def write(self, order: int, data: bytes, written: Callable[[], None]) -> None:
+        """Queues bytes as part of input `order`; `written` is called when the terminal has them."""
+        self.check_room(len(data))
+        self._queue.append((order, memoryview(data), written))
         self.queued += len(data)
         if len(self._queue) == 1:
-            self._writable()
+            self._type()
 
-    def _writable(self) -> None:
-        while self._queue:
-            data, written = self._queue[0]
-            try:
-                count = os.write(self._master, data) if data else 0
-            except BlockingIOError:
-                count = -1
-            except OSError:
-                count = len(data)  # nobody has the terminal open: there is no one to read it
-            if count < 0:
-                self._loop.add_writer(self._master, self._writable)
-                return
-            self.queued -= count
-            if count < len(data):
-                self._queue[0] = (data[count:], written)
-                continue
-            self._queue.popleft()
-            written()
-        self._loop.remove_writer(self._master)
+    def _type(self) -> None:
+        order, data, _written = self._queue[0]
+        self._typist(order, data[:_PACKET], self._taken)
+
+    def _taken(self, count: int) -> None:
+        """The terminal took so much of the first in the queue."""
+        if self._closed:
+            return
+        order, data, written = self._queue[0]
+        self.queued -= count
+        if count < len(data):
+            self._queue[0] = (order, data[count:], written)
+            if count:
+                self._type()
+            else:  # it is full: the program does not read, or not yet
+                self._loop.call_later(_FULL_SECONDS, self._type_again)
+            return
+        self._queue.popleft()
+        written()
+        if self._queue:
+            self._type()
+
+    def _type_again(self) -> None:
+        if not self._closed:
+            self._type()
 
     # -- the terminal itself ----------------------------------------------------------------------
 
@@ -129,5 +151,5 @@ class Pty:
         self.stop_reading()
         if self._retry is not None:
             self._retry.cancel()
-        self._loop.remove_writer(self._master)
+        self._closed = True
         os.close(self._master)

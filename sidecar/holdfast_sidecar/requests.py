@@ -37,7 +37,7 @@ class Asker(NamedTuple):
 
 def _text(body: Body, name: str, default: str | None = None) -> str:
     value = body.get(name, default)
-    if not isinstance(value, str):
+    if not isinstance(value, str) or any("\ud800" <= c <= "\udfff" for c in value):
         raise BadRequest(f"{name!r} must be a text")
     return value
 
@@ -174,7 +174,8 @@ class Requests:
     async def _journal(self, _asker: Asker, body: Body) -> Body:
         after = _number(body, "after", 0, 0, 2**53)
         limit = int(_number(body, "limit", 1000, 1, 5000))
-        wanted = [r for r in self._session.journal.records() if r.get("order", after + 1) > after]
+        records = await asyncio.to_thread(lambda: list(self._session.journal.records()))
+        wanted = [r for r in records if r.get("order", after + 1) > after]
         return {"records": wanted[-limit:]}
 
     async def _ping(self, _asker: Asker, _body: Body) -> Body:

@@ -26,17 +26,14 @@ from holdfast_wire.errors import Internal
 
 DEFAULT_SIZE: Final = 32 << 20
 GUARD: Final = 64 << 10
-_MAGIC: Final = b"HFRING1\n"
-_PAGE: Final = 4096
-_HEADER: Final = struct.Struct("<8sQQQQ")  # magic, size, head, prepared, floor
-_HEAD_AT: Final = 16
-_PREPARED_AT: Final = 24
-_FLOOR_AT: Final = 32
-_MARKS_AT: Final = 64
-_MARK: Final = struct.Struct("<QHH")
-_COUNT: Final = struct.Struct("<Q")
-_SEQ: Final = struct.Struct("<Q")
+_MAGIC: Final = int.from_bytes(b"HFRING1\n", "little")
+# The header: eight-byte words, each stored at once, so that a kill never leaves half of one.
+_HEADER: Final = 8192
+_MAGIC_AT, _SIZE_AT, _HEAD_AT, _PREPARED_AT, _FLOOR_AT, _MARKS_AT = range(6)
 MAX_MARKS: Final = 256
+_MARK: Final = struct.Struct("<QHH")
+# Two tables of marks, written in turns; the word at `_MARKS_AT` says which counts and how many.
+_TABLES_AT: Final = (64, 64 + MAX_MARKS * _MARK.size)
 
 
 class Mark(NamedTuple):
@@ -66,30 +63,34 @@ class Ring:
         """Opens the ring at `path`, or makes one of `size` bytes."""
         if size % GUARD or size < 4 * GUARD:
             raise Internal(f"a ring's size is a multiple of {GUARD}, at least four of them")
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fresh = os.fstat(descriptor).st_size == 0
-            if fresh:
-                os.ftruncate(descriptor, _PAGE + size)
+            if os.fstat(descriptor).st_size == 0:
+                # Not sparse: a disk that fills up later would end us with a bus error.
+                os.posix_fallocate(descriptor, 0, _HEADER + size)
             self._map = mmap.mmap(descriptor, 0)
         finally:
             os.close(descriptor)
-        if fresh:
-            _HEADER.pack_into(self._map, 0, _MAGIC, size, 0, 0, 0)
+        if len(self._map) < _HEADER + 4 * GUARD:
+            raise Internal("the ring file is cut short")
+        self._words = memoryview(self._map)[:_HEADER].cast("Q")
+        if not self._words[_MAGIC_AT]:
+            self._words[_SIZE_AT] = len(self._map) - _HEADER
+            self._words[_MAGIC_AT] = _MAGIC
         self._load()
         self._recover()
         self._prepare()
 
     def _load(self) -> None:
-        header: tuple[bytes, int, int, int, int] = _HEADER.unpack_from(self._map, 0)
-        magic, size, self.head, self._prepared, self._floor = header
-        if magic != _MAGIC or len(self._map) != _PAGE + size:
-            raise Internal("the ring file is not one of ours, or is cut short")
-        self.size = size
-        self._data = memoryview(self._map)[_PAGE:]
-        (count,) = _COUNT.unpack_from(self._map, _MARKS_AT)
-        at = _MARKS_AT + _COUNT.size
+        words = self._words
+        self.size = words[_SIZE_AT]
+        self.head, self._prepared, self._floor = words[_HEAD_AT : _FLOOR_AT + 1]
+        known = words[_MAGIC_AT] == _MAGIC and len(self._map) == _HEADER + self.size
+        if not known or not self.head <= self._prepared <= self.head + 3 * GUARD:
+            raise Internal("the ring file is not one of ours, or is damaged")
+        self._data = memoryview(self._map)[_HEADER:]
+        table, count = divmod(words[_MARKS_AT], 1 << 32)
+        at = _TABLES_AT[table % 2]
         self._marks = [
             Mark(*_MARK.unpack_from(self._map, at + i * _MARK.size))
             for i in range(min(count, MAX_MARKS))
@@ -109,9 +110,9 @@ class Ring:
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def would_lose(self, seq: int) -> bool:
-        """Whether the next fill might overwrite the byte `seq`."""
-        return self._prepared + GUARD - self.size > seq
+    def would_lose(self, seq: int, length: int = 0) -> bool:
+        """Whether `length` bytes and one more fill might overwrite the byte `seq`."""
+        return self._prepared + length + GUARD - self.size > seq
 
     def fill(self, descriptor: int) -> int:
         """One read of the PTY. 0 means its other end is closed; raises BlockingIOError if dry."""
@@ -131,10 +132,10 @@ class Ring:
             self._data[at : at + gap] = _PATTERN[at % GUARD :]
             self._prepared += gap
         self.commit()
-        _SEQ.pack_into(self._map, _PREPARED_AT, self._prepared)
+        self._words[_PREPARED_AT] = self._prepared
 
     def commit(self) -> None:
-        _SEQ.pack_into(self._map, _HEAD_AT, self.head)
+        self._words[_HEAD_AT] = self.head
 
     def append(self, data: bytes) -> None:
         """Bytes that did not come from the PTY: a line the sidecar itself has to say."""
@@ -150,18 +151,17 @@ class Ring:
     def lose(self, until: int) -> None:
         """Says that nothing before `until` can be had any more."""
         self._floor = max(self._floor, until)
-        _SEQ.pack_into(self._map, _FLOOR_AT, self._floor)
+        self._words[_FLOOR_AT] = self._floor
 
     def mark(self, columns: int, rows: int) -> None:
-        self._marks = [m for m in self._marks if m.seq >= self.oldest][-MAX_MARKS + 1 :]
-        self._marks.append(Mark(self.head, columns, rows))
+        kept = [m for m in self._marks if self.oldest <= m.seq < self.head]
+        self._marks = [*kept[-MAX_MARKS + 1 :], Mark(self.head, columns, rows)]
         if len(self._marks) == MAX_MARKS:
             self.lose(self._marks[0].seq)
-        at = _MARKS_AT + _COUNT.size
-        _COUNT.pack_into(self._map, _MARKS_AT, 0)
+        table = 1 - self._words[_MARKS_AT] // (1 << 32)
         for i, mark in enumerate(self._marks):
-            _MARK.pack_into(self._map, at + i * _MARK.size, *mark)
-        _COUNT.pack_into(self._map, _MARKS_AT, len(self._marks))
+            _MARK.pack_into(self._map, _TABLES_AT[table] + i * _MARK.size, *mark)
+        self._words[_MARKS_AT] = (table << 32) + len(self._marks)
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -188,4 +188,5 @@ class Ring:
     def close(self) -> None:
         self.commit()
         self._data.release()
+        self._words.release()
         self._map.close()

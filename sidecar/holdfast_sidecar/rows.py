@@ -67,6 +67,8 @@ def _block(terminal: Terminal, start: int, end: int) -> Iterator[bytes]:
 def _painted(terminal: Terminal, row: int, line: bytes) -> bytes:
     """Run by run: cells with something in them, and gaps."""
     used = terminal.used_cells(row)
+    if used[-1] and terminal.is_wide_head(len(used) - 1, row):
+        used[-1] = False
     if not any(used):
         return b""
     last = len(used) - used[::-1].index(True)

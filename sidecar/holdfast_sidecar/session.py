@@ -8,6 +8,7 @@ Size     turn's lead → `_fit` → ring mark, pty, emulator.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +19,11 @@ from holdfast_sidecar.emulator import Emulator, recover
 from holdfast_sidecar.fanout import Outlet
 from holdfast_sidecar.inputs import Inputs, is_focus_report, is_terminal_reply
 from holdfast_sidecar.journal import Journal
-from holdfast_sidecar.pty import Pty
-from holdfast_sidecar.ring import Mark, Ring
+from holdfast_sidecar.pty import BATCH, Pty, Typist
+from holdfast_sidecar.ring import MAX_MARKS, Mark, Ring
 from holdfast_sidecar.spec import Spec
 from holdfast_sidecar.turn import Participant, Turn
-from holdfast_wire.errors import Ended
+from holdfast_wire.errors import Busy, Ended
 from holdfast_wire.frames import Control, Gap, Part, Snapshot, encode
 from holdfast_wire.ids import Actor, ClientId
 
@@ -46,7 +47,8 @@ class Exit:
 
 
 class Session:
-    def __init__(self, spec: Spec, folder: Path) -> None:
+    def __init__(self, spec: Spec, folder: Path, typed: tuple[int, int]) -> None:
+        """`typed` is hold's word: the last input typed, and how many of its bytes."""
         self.spec, self.folder = spec, folder
         self.ring = Ring(folder / "ring")
         self.turn = Turn()
@@ -66,21 +68,33 @@ class Session:
         self._published = 0.0
         self._publish_soon: asyncio.TimerHandle | None = None
         self._emulate_soon: asyncio.TimerHandle | None = None
-        for record in self.journal.records():
-            if record.get("kind") == "input":
-                key = str(record.get("key", "")).encode("latin-1", "replace")
-                self.inputs.restore(int(record["order"]), Actor(str(record["actor"])), key)
+        self._cut_short: tuple[Actor, bytes, int] | None = None
+        self._remember_inputs(*typed)
 
-    def start(self, master: int) -> None:
+    def _remember_inputs(self, last: int, last_bytes: int) -> None:
+        """What an earlier sidecar recorded and hold has typed is not typed again. What was only
+        recorded may be; and of what was typed in part, the rest."""
+        self.inputs.last = last
+        for record in self.journal.records():
+            if record.get("kind") != "input":
+                continue
+            order, actor = int(record["order"]), Actor(str(record["actor"]))
+            key = str(record.get("key", "")).encode("latin-1", "replace")
+            if order == last and last_bytes < int(record["bytes"]):
+                self._cut_short = (actor, key, last_bytes)
+                key = b""
+            self.inputs.restore(order, actor, key if order <= last else b"")
+
+    def start(self, master: int, typist: Typist) -> None:
         self._loop = asyncio.get_running_loop()
-        self.pty = Pty(master, self.ring, self._output)
+        self.pty = Pty(master, self.ring, self._output, typist)
         self.emulator.start(self._loop, self)
         self.pty.start_reading()
 
     # -- output -----------------------------------------------------------------------------------
 
     def _output(self) -> None:
-        if self.ring.would_lose(self.emulator.keyframe_seq):
+        if self.ring.would_lose(self.emulator.keyframe_seq, BATCH):
             self.pty.stop_reading()  # until the emulator has saved a keyframe
         if self._publish_soon is not None:
             return
@@ -121,10 +135,11 @@ class Session:
 
     def replied(self, data: bytes) -> None:
         if self.exit is None:
-            self.pty.write(data, lambda: None)
+            with contextlib.suppress(Busy):  # a program that asks and does not listen
+                self._type_for_nobody(data)
 
     def keyframe_saved(self) -> None:
-        if self.exit is None and not self.ring.would_lose(self.emulator.keyframe_seq):
+        if self.exit is None and not self.ring.would_lose(self.emulator.keyframe_seq, BATCH):
             self.pty.start_reading()
 
     def title_changed(self, title: str) -> None:
@@ -179,6 +194,8 @@ class Session:
         self.size = wanted
         self.ring.mark(*wanted)
         self.emulator.resize(Mark(self.ring.head, *wanted))
+        if len(self.ring.marks_after(self.emulator.keyframe_seq)) > MAX_MARKS // 2:
+            self.emulator.want_keyframe()  # before the table forgets a size that recovery needs
         self.pty.resize(*wanted)
         self._publish()
 
@@ -231,6 +248,7 @@ class Session:
         if seen is not None:
             done(seen, True)
             return
+        self.pty.check_room(len(data))  # what is refused must not use up its key
         order = self.inputs.take(actor, key)
         if client is not None and client != self.turn.lead:
             self.turn.typed(client)
@@ -239,21 +257,26 @@ class Session:
         elif client is not None:
             self.turn.typed(client)
 
-        def written() -> None:
-            self.journal.add(
-                "input", order=order, actor=actor, client=client, modality=modality,
-                bytes=len(data), seq=self.ring.head, key=key.decode("latin-1"),
-            )  # fmt: skip
-            done(order, False)
+        self.journal.add(
+            "input", order=order, actor=actor, client=client, modality=modality,
+            bytes=len(data), seq=self.ring.head, key=key.decode("latin-1"),
+        )  # fmt: skip
 
-        self.pty.write(data, written)
+        if self._cut_short is not None and self._cut_short[:2] == (actor, key):
+            data = data[self._cut_short[2] :]
+            self._cut_short = None
+        self.pty.write(order, data, lambda: done(order, False))
+
+    def _type_for_nobody(self, data: bytes) -> None:
+        """What is no actor's input goes along with the last one that was."""
+        self.pty.write(self.inputs.last, data, lambda: None)
 
     def _is_automatic(self, client: ClientId, data: bytes) -> bool:
         """What a terminal sent by itself is nobody's input. Questions are answered by our emulator,
         once, however many terminals are attached; focus is passed on if it is the lead's."""
         if is_focus_report(data):
             if client == self.turn.lead:
-                self.pty.write(data, lambda: None)
+                self._type_for_nobody(data)
             return True
         return is_terminal_reply(data)
 

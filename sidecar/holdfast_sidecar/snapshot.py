@@ -16,6 +16,8 @@ from holdfast_sidecar import rows
 from holdfast_sidecar.ghostty import Terminal
 from holdfast_sidecar.history import History
 
+# Ten thousand lines take about a megabyte; in true colour from end to end they would take forty.
+MAX_LINES_BYTES: Final = 8 << 20
 # The alternate screen is entered by hand below; column mode would clear what was just written.
 _MODES_LEFT_OUT: Final = {b"?3", b"?40", b"?47", b"?1047", b"?1048", b"?1049"}
 _MODE: Final = re.compile(rb"\x1b\[(\??)(\d+)([hl])")
@@ -31,19 +33,28 @@ def _parts(terminal: Terminal, history: History) -> Iterator[bytes]:
     if terminal.alternate:
         # What leaving the alternate screen would show: the primary one beneath, and the cursor that
         # was saved on the way in. The reader's own entry then saves that cursor again.
-        beneath = terminal.clone()
-        beneath.feed(b"\x18\x1b[?1049l")
-        yield from rows.to_end(beneath, _first_row(beneath))
-        yield _place(beneath)
-        yield beneath.extras("style")["style"]
+        if (beneath := terminal.clone()) is not None:
+            beneath.feed(b"\x18\x1b[?1049l")
+            yield from _bounded(rows.to_end(beneath, _first_row(beneath)))
+            yield _place(beneath)
+            yield beneath.extras("style")["style"]
         yield b"\x1b[?1049h\x1b[0m\x1b[H"
         yield from rows.to_end(terminal, terminal.history)
     else:
-        yield from history.lines(terminal, _first_row(terminal))
+        yield from _bounded(history.lines(terminal, _first_row(terminal)))
     yield from _colours(terminal)
     yield from _tab_stops(terminal)
     yield from _saved_cursor(terminal)
     yield from _state(terminal)
+
+
+def _bounded(lines: Iterator[bytes]) -> list[bytes]:
+    """Without the oldest lines, if together they are more than a client should be sent."""
+    blocks = list(lines)
+    size = sum(map(len, blocks))
+    while size > MAX_LINES_BYTES and len(blocks) > 1:
+        size -= len(blocks.pop(0))
+    return blocks
 
 
 def _first_row(terminal: Terminal) -> int:
@@ -68,6 +79,8 @@ def _tab_stops(terminal: Terminal) -> Iterator[bytes]:
 def _saved_cursor(terminal: Terminal) -> Iterator[bytes]:
     """What DECRC would bring back: learned by doing it to a copy."""
     copy = terminal.clone_without_history()
+    if copy is None:
+        return
     copy.feed(b"\x18\x1b8")
     extras = copy.extras("style", "charsets")
     place, style, charsets = _place(copy), extras["style"], extras["charsets"]

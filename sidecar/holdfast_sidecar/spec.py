@@ -30,11 +30,13 @@ def load(path: Path) -> Spec:
         return _parse(body)
     except FileNotFoundError:
         raise BadRequest(f"there is no {path}", "start sessions with `holdfast run`") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from error
 
 
 def _parse(body: dict[str, Any]) -> Spec:
+    if not isinstance(body["command"], list):
+        raise BadRequest("'command' is a list of words")
     columns, rows = terminal_size(int(body["columns"]), int(body["rows"]))
     return Spec(
         name=session_name(str(body["name"])),

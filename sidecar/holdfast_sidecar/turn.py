@@ -64,22 +64,18 @@ class Turn:
             self.lead = self.lead or participant.client
 
     def leave(self, client: ClientId) -> None:
-        self._here.pop(client, None)
+        """The turn stays with its holder while one of its writers is here, and else passes on."""
+        gone = self._here.pop(client, None)
         self._typed.pop(client, None)
-        if client != self.lead:
-            self._release_if_empty()
+        if gone is None or gone.mode is Mode.VIEW or gone.actor != self.holder:
             return
-        mine = [p for p in self._writers() if p.actor == self.holder]
-        mine.sort(key=lambda p: self._typed.get(p.client, 0))
-        self.lead = mine[-1].client if mine else None
-        self._release_if_empty()
-
-    def _release_if_empty(self) -> None:
         writers = self._writers()
-        if any(p.actor == self.holder for p in writers):
-            return
-        self.lead = writers[0].client if writers else None
-        self.holder = writers[0].actor if writers else None
+        mine = [p for p in writers if p.actor == self.holder]
+        mine.sort(key=lambda p: self._typed.get(p.client, 0))
+        heirs = mine[-1:] or writers[:1]
+        self.holder = heirs[0].actor if heirs else None
+        if client == self.lead or not mine:
+            self.lead = heirs[0].client if heirs else None
 
     def _writers(self) -> list[Participant]:
         return [p for p in self._here.values() if p.mode is Mode.WRITE]

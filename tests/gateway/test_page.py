@@ -286,7 +286,8 @@ def test_programs_questions_are_not_answered_here(running: Place, tab: OpenTab) 
         "\\033[c\\033[>c\\033[=c\\033[6n\\033[5n\\033[?6n\\033[?2026$p\\033[>q\\033[18t\\033[14t"
     )
     strings = "\\033]10;?\\007\\033]11;?\\007\\033]4;1;?\\007\\033P$qm\\033\\\\\\033]52;c;aGk=\\007"
-    body = {"command": f"printf '{questions}{strings}'; sleep 0.3; echo asked", "timeout": 10}
+    quietly = f"stty -echo; printf '{questions}{strings}'; read -rs -t 1 -d X; stty echo"
+    body = {"command": f"{quietly}; echo; echo asked", "timeout": 10}
     answer = running.post("/api/v1/sessions/build/exec", body)
     assert answer.status == 200, answer.body
     page.shows("\nasked")

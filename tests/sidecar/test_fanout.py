@@ -144,7 +144,7 @@ async def test_who_never_reads_costs_little_and_stops_nobody(make: Make) -> None
 async def test_who_never_reads_news_is_dropped_at_the_bound(make: Make) -> None:
     rig = make()
     frame = Control({"kind": "title", "title": "x" * 500_000})
-    for _ in range(60):
+    for _ in range(120):
         rig.outlet.send(frame)
         assert rig.outlet.queued <= MAX_QUEUED
     assert (rig.lost, rig.outlet.queued) == (1, 0)

@@ -24,13 +24,13 @@ EDITS = [
 ]  # fmt: skip
 
 
-def lines(count: int, start: int, width: int) -> bytes:
+def lines(count: int, start: int, width: int, wide: str = "日本") -> bytes:
     """Plain, coloured, empty, painted, wide and wrapped ones."""
     kinds = (
         b"line %d",
         b"",
         b"\x1b[3%dmcoloured\x1b[0m",
-        b"%d" + "日本".encode() * width,
+        b"%d" + wide.encode() * width,
         b"\x1b[4%dm\x1b[K\x1b[0m",
         b"%d" + b"wrapped " * (width // 3),
         b"%d  ",
@@ -47,6 +47,8 @@ def same(terminal: Terminal, history: History) -> None:
 
 
 class HistoryMachine(RuleBasedStateMachine):
+    """Without wide characters: where a resize cuts one in half, the library cannot save it."""
+
     def __init__(self) -> None:
         super().__init__()
         self.terminal = Terminal(20, 5, SCROLLBACK)
@@ -55,14 +57,14 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 40) | st.sampled_from([255, 256, 257, 700]))
     def print(self, count: int) -> None:
-        self.terminal.feed(lines(count, self.count, self.terminal.columns))
+        self.terminal.feed(lines(count, self.count, self.terminal.columns, wide="é "))
         self.count += count
 
     @rule(data=st.lists(st.sampled_from(EDITS), min_size=1, max_size=4))
     def edit(self, data: list[bytes]) -> None:
         self.terminal.feed(b"".join(data))
 
-    @rule(text=st.text("ab 日e\u0301", max_size=50))
+    @rule(text=st.text("ab éüe\u0301", max_size=50))
     def write(self, text: str) -> None:
         self.terminal.feed(text.encode())
 

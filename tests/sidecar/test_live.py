@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -201,3 +202,38 @@ def test_half_a_frame_and_a_dead_client_harm_nobody(live_bash: Live) -> None:
     with live_bash.attached() as client:
         client.typed(b"echo still-$((40+2))\r")
         client.until(b"still-42")
+
+
+def test_inputs_count_once_through_killed_sidecars(tmp_path: Path) -> None:
+    """kill -9 while inputs are on their way; what was not acknowledged is sent again."""
+    dice, got = random.Random(3), tmp_path / "got"
+    with Live("sh", "-c", f"stty raw -echo; echo ready; cat > {got}") as live:
+        client = live.attached()
+        until(lambda: "ready" in client.ask("screen")["text"], "the terminal to be raw")
+        sent: dict[int, bytes] = {}
+        answered_as_seen = 0
+        for _ in range(6):
+            waiting = dict.fromkeys(range(len(sent) + 1, len(sent) + dice.randint(9, 60)), b"")
+            for number in waiting:
+                sent[number] = waiting[number] = b"%d," % number
+                client.typed(waiting[number], number, b"key %d" % number)
+            time.sleep(dice.uniform(0, 0.003))
+            live.kill_sidecar()
+            with contextlib.suppress(OSError):
+                while True:
+                    client.next()
+            client.close()
+            for ack in client.acks:
+                waiting.pop(ack.number, None)
+            live.start_sidecar()
+            client = live.attached()
+            for number, data in waiting.items():
+                client.typed(data, number, b"key %d" % number)
+            while len(client.acks) < len(waiting):
+                client.next()
+            answered_as_seen += sum(ack.status for ack in client.acks)
+        truth = b"".join(sent.values())
+        until(lambda: len(got.read_bytes()) >= len(truth), "all of it")
+        client.close()
+    assert got.read_bytes() == truth
+    assert answered_as_seen > 0, "no kill came between a write and its answer: prove it otherwise"

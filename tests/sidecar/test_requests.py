@@ -280,3 +280,6 @@ def test_a_program_that_does_not_read_is_not_fed_for_ever() -> None:
             client.next()
         assert isinstance(client.errors[0].exception(), errors.Busy)
         assert live.rss_mib() < 100
+        for _ in range(2):
+            with pytest.raises(errors.Busy):
+                client.ask("send", text="y" * 60_000, key="refused")

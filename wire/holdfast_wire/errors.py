@@ -7,7 +7,7 @@ a caller may do: try again, give up, or ask for a right it does not have.
     │   └── Busy            the session is doing something else
     ├── Permanent   the same call will never succeed
     │   ├── BadRequest      malformed frame, impossible size, unknown field
-    │   ├── BadName         a session name that is not one
+    │   │   └── BadName     a session name that is not one
     │   ├── NotFound        no such session
     │   ├── AlreadyExists   a session of that name lives
     │   ├── Ended           the session's command has exited

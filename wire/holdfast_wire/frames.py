@@ -274,6 +274,6 @@ class Decoder:
 def decode(data: bytes) -> Frame:
     """Exactly one frame, as in a WebSocket message of a small client."""
     frames = list(Decoder().feed(data))
-    if len(frames) != 1 or len(encode(frames[0])) != len(data):
+    if len(frames) != 1 or HEADER.size + HEADER.unpack_from(data)[3] != len(data):
         raise BadRequest("not exactly one frame")
     return frames[0]

@@ -55,7 +55,9 @@ def both(terminal: Terminal) -> tuple[bytes, str, bytes]:
 
 
 def restored(terminal: Terminal) -> Terminal:
-    return Terminal.decode(terminal.encode(), SCROLLBACK)
+    copy = terminal.clone()
+    assert copy is not None
+    return copy
 
 
 @given(

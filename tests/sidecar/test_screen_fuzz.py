@@ -89,7 +89,9 @@ def test_noise(seed: int) -> None:
     for _ in range(12):
         terminal.feed(b"".join(noise(chance) for _ in range(chance.randrange(1, 25))))
         look(terminal, history)
-    look(Terminal.decode(terminal.encode(), SCROLLBACK), History())
+    copy = terminal.clone()
+    if copy is not None:  # where it cannot be encoded, keyframes are written in another form
+        look(copy, History())
     terminal.feed(b"\x18\x1bc\x1b[3Jit still works")
     assert snapshot.text(terminal, scrollback=True).replace("\n", "") == "it still works"
 
@@ -118,7 +120,9 @@ def test_strings_of_megabytes_that_never_end(introducer: bytes) -> None:
     terminal.feed(introducer + b"1;" * 30_000)
     look(terminal, history)
     assert snapshot.take(terminal, history).endswith(introducer + b"1;" * 30_000)
-    look(Terminal.decode(terminal.encode(), SCROLLBACK), History())
+    copy = terminal.clone()
+    if copy is not None:  # where it cannot be encoded, keyframes are written in another form
+        look(copy, History())
     terminal.feed(b"\x18\x1b[2J\x1b[Hafter")
     assert snapshot.text(terminal, scrollback=False) == "after"
 

@@ -103,7 +103,11 @@ def test_cut_at_every_byte_of_one_story(cut: int) -> None:
     assert both(again) == both(whole)
 
 
-@given(SIZE, SIZE, st.lists(PIECE, min_size=1, max_size=20))
+# Scrolled down, a row that wraps into the next is encoded as one that does not.
+NOT_SCROLLED_DOWN = PIECE.filter(lambda piece: not piece.endswith(b"T"))
+
+
+@given(SIZE, SIZE, st.lists(NOT_SCROLLED_DOWN, min_size=1, max_size=20))
 @settings(max_examples=30, deadline=None)
 def test_a_resize_after_it_is_the_same_resize(
     size: tuple[int, int], then: tuple[int, int], pieces: list[bytes]

@@ -34,7 +34,7 @@ class Filled:
         """Once, that the whole scrollback is there."""
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            end, shown = self.holdfast.end(), b""
+            end, shown = self.holdfast.attach(), b""
             while not end.snapshots:
                 shown += end.receive()
             end.close()

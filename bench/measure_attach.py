@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from bench.ends import Closed, FrameEnd, PtyEnd
 from bench.figures import median, percentile
 from bench.filled import Filled
-from bench.processes import Failed, Pen, Seat, end_pid, environment
+from bench.processes import Failed, Pen, Seat
 from bench.report import Figures, Table
-from bench.targets import SESSION
+from bench.targets import CLI, Programs, cli_clients
 
 SAMPLES: Final = 100
 CLI_SAMPLES: Final = 20
@@ -34,11 +31,10 @@ def measure(table: Table) -> Figures:
         tmux: list[float] = []
         for _ in range(SAMPLES):
             direct.append(_timed(lambda: _socket(filled)))
-            tmux.append(_timed(lambda: _program(filled, filled.tmux.client_command())))
+            tmux.append(_timed(lambda: _program(filled, filled.tmux.clients)))
         figures |= _figures("", direct, table) | _figures("tmux_", tmux, table)
-        command = Path(sys.executable).parent / "holdfast"
-        if command.exists():
-            figures |= _cli(filled, command, table)
+        if CLI.exists():
+            figures |= _cli(filled, table)
         else:
             table.note("holdfast's command line is not installed: cli_attach_ms is left out")
     return figures
@@ -60,16 +56,14 @@ def _socket(filled: Filled) -> Callable[[], None]:
     return end.close
 
 
-def _program(
-    filled: Filled, command: list[str], env: dict[str, str] | None = None
-) -> Callable[[], None]:
-    seat = Seat(command, env or environment())
+def _program(filled: Filled, clients: Programs) -> Callable[[], None]:
+    seat = Seat(clients.command, clients.env)
     end, deadline = PtyEnd(seat.master), time.monotonic() + _PATIENCE_SECONDS
     shown = b""
     try:
         while filled.last not in shown:
             if time.monotonic() > deadline:
-                raise Failed(f"{command[0]} did not show the session: {shown[-200:]!r}")
+                raise Failed(f"{clients.command[0]} did not show the session: {shown[-200:]!r}")
             if end.wait(0.5):
                 shown = shown[-len(filled.last) :] + end.receive()
     except BaseException:
@@ -88,22 +82,12 @@ def _figures(prefix: str, values: list[float], table: Table) -> Figures:
     }
 
 
-def _cli(filled: Filled, command: Path, table: Table) -> Figures:
+def _cli(filled: Filled, table: Table) -> Figures:
     """`holdfast attach`, which starts Python before anything else."""
-    env = environment(HOLDFAST_DIR=str(filled.holdfast.state))
-    filled.pen.later(_end_gateway, filled.holdfast.state)
-    arguments = [str(command), "attach", SESSION]
+    clients = cli_clients(filled.pen, filled.holdfast)
     try:
-        times = [_timed(lambda: _program(filled, arguments, env)) for _ in range(CLI_SAMPLES)]
+        times = [_timed(lambda: _program(filled, clients)) for _ in range(CLI_SAMPLES)]
     except (Failed, Closed) as error:
         table.note(f"`holdfast attach` failed, cli_attach_ms is left out: {error}")
         return {}
     return _figures("cli_", times, table)
-
-
-def _end_gateway(state: Path) -> None:
-    """Attaching may have started this machine's gateway for the state folder."""
-    import json
-
-    with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
-        end_pid(int(json.loads((state / "gateway.json").read_text())["pid"]))

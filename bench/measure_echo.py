@@ -6,6 +6,7 @@ else the machine does meets all of them alike.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from typing import Final
@@ -14,7 +15,7 @@ from bench.ends import Closed, End
 from bench.figures import median, percentile
 from bench.processes import Failed, Pen
 from bench.report import Figures, Table
-from bench.targets import Dtach, Holdfast, Raw, Target, Tmux
+from bench.targets import CLI, Dtach, Holdfast, HoldfastCli, Raw, Target, Tmux
 
 SAMPLES: Final = 600
 PAUSE_SECONDS: Final = (0.001, 0.008)
@@ -41,9 +42,11 @@ def sample(end: End, key: bytes) -> float:
 def measure(table: Table, samples: int = SAMPLES) -> Figures:
     table.title(f"echo: milliseconds, {samples} keystrokes each")
     rng = random.Random(1)
-    targets: tuple[type[Target], ...] = (Raw, Holdfast, Tmux, Dtach)
-    with Pen() as pen:
-        ends = _start(pen, targets)
+    targets: list[type[Target]] = [Raw, Holdfast, Tmux, Dtach]
+    if CLI.exists():
+        targets.append(HoldfastCli)
+    with contextlib.ExitStack() as pens:
+        ends = _start(pens, targets)
         table.doing("typing")
         times: dict[str, list[float]] = {name: [] for name in ends}
         for _ in range(samples):
@@ -53,10 +56,10 @@ def measure(table: Table, samples: int = SAMPLES) -> Figures:
     return _figures(times, table)
 
 
-def _start(pen: Pen, targets: tuple[type[Target], ...]) -> dict[str, End]:
+def _start(pens: contextlib.ExitStack, targets: list[type[Target]]) -> dict[str, End]:
     ends: dict[str, End] = {}
     for kind in targets:
-        target = kind(pen)
+        target = kind(pens.enter_context(Pen()))
         target.start(_PROGRAM)
         ends[target.name] = target.end()
     time.sleep(_SETTLE_SECONDS)

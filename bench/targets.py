@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import socket
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,6 +21,7 @@ from holdfast_wire.frames import Control, encode
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 HOLD: Final = ROOT / "build" / "hold"
+CLI: Final = Path(sys.executable).parent / "holdfast"
 SCROLLBACK: Final = 10_000
 SESSION: Final = "bench"
 VIEWER_SECONDS: Final = 60.0
@@ -94,33 +96,48 @@ class Raw:
         PtyEnd(self._seat.master).send(data)
 
 
-class _ClientProgram:
-    """Peers whose clients are programs on a PTY of their own."""
+class Programs:
+    """Clients that are programs, each on a PTY of its own."""
 
-    def __init__(self, pen: Pen) -> None:
-        self._pen = pen
-        self._clients: list[Seat] = []
+    def __init__(self, pen: Pen, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self._pen, self.command, self.env = pen, command, env
+        self._seats: list[Seat] = []
 
-    def client_command(self) -> list[str]:
-        raise NotImplementedError
-
-    def client(self) -> Seat:
-        seat = self._pen.on_terminal(self.client_command())
-        self._clients.append(seat)
+    def _seat(self) -> Seat:
+        seat = self._pen.on_terminal(self.command, self.env)
+        self._seats.append(seat)
         return seat
 
     def end(self) -> End:
-        return PtyEnd(self.client().master)
+        return PtyEnd(self._seat().master)
 
     def viewer(self, marker: str) -> Viewer:
-        master = self.client().master
+        master = self._seat().master
         return Viewer(self._pen, marker, "pty", str(master), (master,))
 
     def type(self, data: bytes) -> None:
-        PtyEnd(self._clients[0].master).send(data)
+        PtyEnd(self._seats[0].master).send(data)
 
 
-class Tmux(_ClientProgram):
+class _Peer:
+    """A program that others are compared with by way of its own clients."""
+
+    clients: Programs
+
+    def __init__(self, pen: Pen) -> None:
+        self._pen = pen
+
+    def end(self) -> End:
+        return self.clients.end()
+
+    def viewer(self, marker: str) -> Viewer:
+        return self.clients.viewer(marker)
+
+    def type(self, data: bytes) -> None:
+        self.clients.type(data)
+
+
+class Tmux(_Peer):
     name = "tmux"
     # Without a status line the terminal has as many rows as the others' have.
     _SETTINGS: Final = f"""
@@ -137,6 +154,7 @@ class Tmux(_ClientProgram):
         self._run("new-session", "-d", *size, "--", *command)
         self.pid = int(self._run("display-message", "-p", "#{pid}"))
         self._pen.later(end_pid, self.pid)
+        self.clients = Programs(self._pen, [*self._tmux, "attach"], environment())
 
     def _run(self, *arguments: str) -> str:
         done = subprocess.run(
@@ -152,21 +170,17 @@ class Tmux(_ClientProgram):
             raise Failed(f"tmux {arguments[0]}: {done.stderr.strip()}")
         return done.stdout.strip()
 
-    def client_command(self) -> list[str]:
-        return [*self._tmux, "attach"]
 
-
-class Dtach(_ClientProgram):
+class Dtach(_Peer):
     name = "dtach"
 
     def start(self, command: Sequence[str]) -> None:
-        self._socket = self._pen.folder / "dtach"
-        self._pen.start(["dtach", "-N", self._socket, "-r", "none", *command])
-        until(self._socket.exists, "dtach to listen")
-
-    def client_command(self) -> list[str]:
+        path = self._pen.folder / "dtach"
+        self._pen.start(["dtach", "-N", path, "-r", "none", *command])
+        until(path.exists, "dtach to listen")
         # No detach key, no suspend key, nothing sent to make the program redraw.
-        return ["dtach", "-a", str(self._socket), "-E", "-z", "-r", "none"]
+        attach = ["dtach", "-a", str(path), "-E", "-z", "-r", "none"]
+        self.clients = Programs(self._pen, attach, environment())
 
 
 class Holdfast:
@@ -195,7 +209,7 @@ class Holdfast:
         until(hold.exists, "hold to listen")
         sidecar = [sys.executable, "-P", "-m", "holdfast_sidecar", "--dir", str(self._folder)]
         log = self._folder / "sidecar.log"
-        process = self._pen.start(sidecar, log=log)
+        process = self._pen.start(sidecar, log=log, abrupt=True)
         self.pid = process.pid
         until(lambda: self.socket.exists() or process.poll() is not None, "the sidecar to listen")
         if process.poll() is not None:
@@ -214,7 +228,10 @@ class Holdfast:
         }
         (self._folder / "session.json").write_text(json.dumps(body))
 
-    def end(self) -> FrameEnd:
+    def end(self) -> End:
+        return self.attach()
+
+    def attach(self) -> FrameEnd:
         end = FrameEnd(self.socket)
         self._pen.later(end.close)
         return end
@@ -229,3 +246,26 @@ class Holdfast:
         self._pen.later(sock.close)
         sock.connect(str(self.socket))
         sock.sendall(encode(Control(body)))
+
+
+class HoldfastCli(_Peer):
+    """The same session, looked at with `holdfast attach`: what a person at a terminal has."""
+
+    name = "cli"
+
+    def start(self, command: Sequence[str]) -> None:
+        holdfast = Holdfast(self._pen)
+        holdfast.start(command)
+        self.clients = cli_clients(self._pen, holdfast)
+
+
+def cli_clients(pen: Pen, holdfast: Holdfast) -> Programs:
+    pen.later(_end_gateway, holdfast.state)
+    env = environment(HOLDFAST_DIR=str(holdfast.state))
+    return Programs(pen, [str(CLI), "attach", SESSION], env)
+
+
+def _end_gateway(state: Path) -> None:
+    """Attaching may have started one for the state folder."""
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+        end_pid(int(json.loads((state / "gateway.json").read_text())["pid"]))

@@ -246,9 +246,9 @@ static void accept_peers(const struct session *s)
 /* Until a graph is all sent the next request stays unread, so answers keep their order. */
 static void read_requests(struct session *s, struct connection *c, short events)
 {
-    static char text[PACKET_MAX + 2];
+    char text[REQUEST_MAX + 2];
     for (int i = 0; i < 16 && !c->graph && !c->doomed; i++) {
-        ssize_t n = recv(c->fd, text, PACKET_MAX + 1, MSG_DONTWAIT);
+        ssize_t n = recv(c->fd, text, REQUEST_MAX + 1, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0) {

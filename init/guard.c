@@ -15,6 +15,7 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/timerfd.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -251,6 +252,9 @@ int guard_run(const struct options *o)
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     control_listen(o->socket);
     keeper_start(o, &s.started);
+    s.outbox = memfd_create("outbox", MFD_CLOEXEC);
+    if (s.outbox < 0)
+        die(1, "cannot make a file in memory: %s; raise the limit on open files", strerror(errno));
     watch_signals();                /* after the fork: the keeper must not inherit the mask */
     if (chdir("/") < 0)             /* the directory it was started in must not stay busy */
         die(1, "cannot enter /: %s", strerror(errno));

@@ -58,9 +58,9 @@ struct session {
     bool exited, collected;
     int status;                     /* of waitpid(), once exited */
 
-    /* The last input typed, and how much of it the terminal took. Kept by hold because a sidecar
-     * killed inside its own write could not say whether it happened. */
-    uint64_t typed_order, typed_bytes;
+    /* A file in memory from which the sidecar types with sendfile(). Its offset, which moves with
+     * each byte the terminal takes, lives here and so outlives a sidecar killed in the act. */
+    int outbox;
 
     bool ending;
     uint64_t kill_at_ns;            /* CLOCK_MONOTONIC */
@@ -77,8 +77,7 @@ void session_end(struct session *s, uint64_t grace_ms);
 /* control.c: the socket and its connections */
 struct pollfd;
 #define CONTROL_POLL_MAX 9
-#define REQUEST_MAX 256             /* bytes; every request is a word or two, */
-#define PACKET_MAX (64 * 1024)      /* but for "type", which brings what to type */
+#define REQUEST_MAX 256             /* bytes; every request is a word or two */
 void control_listen(const char *path);
 void control_unlink(void);
 size_t control_poll_set(struct pollfd *set);

@@ -54,8 +54,6 @@ static void on_status(struct session *s, struct connection *c)
     json_pair_bool(&j, "expired", s->expired);
     json_pair_number(&j, "deadline_ns", s->armed ? (long long)s->deadline_boot_ns : 0);
     json_pair_number(&j, "boottime_ns", (long long)clock_ns(CLOCK_BOOTTIME));
-    json_pair_number(&j, "typed_order", (long long)s->typed_order);
-    json_pair_number(&j, "typed_bytes", (long long)s->typed_bytes);
     json_pair_bool(&j, "exited", s->exited);
     if (s->exited && WIFEXITED(s->status))
         json_pair_number(&j, "code", WEXITSTATUS(s->status));
@@ -158,35 +156,6 @@ static void on_signal(struct session *s, struct connection *c, const char *word)
     answer_ok(c);
 }
 
-/* "type ORDER\n" and bytes: as many as the terminal takes now. A number that does not grow is the
- * same input going on; the answer says how much of this packet was taken. */
-static void on_type(struct session *s, struct connection *c, char *text, size_t length)
-{
-    static struct json j;
-    uint64_t order;
-    char *end = memchr(text, '\n', length < 32 ? length : 32);
-    if (end)
-        *end = '\0';
-    if (!end || !read_number(text + strlen("type "), &order) || order < s->typed_order) {
-        answer_error(c, "bad_request", "type ORDER, a line break, and bytes; ORDER never shrinks");
-        return;
-    }
-    size_t size = length - (size_t)(end + 1 - text);
-    ssize_t taken = write(s->started.master, end + 1, size);
-    if (taken < 0)                  /* full; or nobody has the terminal open, and nobody will read */
-        taken = errno == EAGAIN || errno == EINTR ? 0 : (ssize_t)size;
-    if (order != s->typed_order)
-        s->typed_bytes = 0;
-    s->typed_order = order;
-    s->typed_bytes += (uint64_t)taken;
-    json_start(&j);
-    json_raw(&j, "{");
-    json_pair_bool(&j, "ok", true);
-    json_pair_number(&j, "taken", taken);
-    json_raw(&j, "}");
-    send_json(c, &j);
-}
-
 static void on_graph(struct session *s, struct connection *c, bool foreground_only)
 {
     connection_start_graph(c, graph_new(&s->started, foreground_only));
@@ -216,6 +185,8 @@ static bool without_argument(struct session *s, struct connection *c, const char
         on_status(s, c);
     else if (strcmp(verb, "master") == 0)
         connection_send(c, "{\"ok\":true}", strlen("{\"ok\":true}"), s->started.master);
+    else if (strcmp(verb, "outbox") == 0)
+        connection_send(c, "{\"ok\":true}", strlen("{\"ok\":true}"), s->outbox);
     else if (strcmp(verb, "freeze") == 0)
         on_freeze(s, c);
     else if (strcmp(verb, "thaw") == 0)
@@ -234,10 +205,6 @@ static bool without_argument(struct session *s, struct connection *c, const char
 /* text has room for one byte more than length. */
 void request_handle(struct session *s, struct connection *c, char *text, size_t length)
 {
-    if (length <= PACKET_MAX && length > 5 && memcmp(text, "type ", 5) == 0) {
-        on_type(s, c, text, length);
-        return;
-    }
     bool plain = length <= REQUEST_MAX;
     for (size_t i = 0; i < length && plain; i++)
         plain = isprint((unsigned char)text[i]);
@@ -252,5 +219,5 @@ void request_handle(struct session *s, struct connection *c, char *text, size_t 
     if (!done)
         answer_error(c, "bad_request",
                      "ask: status, master, freeze, thaw, deadline NS, graph, foreground, end MS, "
-                     "signal NAME, type ORDER, collected");
+                     "signal NAME, outbox, collected");
 }

@@ -61,9 +61,9 @@ class Sidecar:
             str(self._folder / "hold.sock"), self._event, lambda: self._ended(None)
         )
         status = await hold.status()
-        session = Session(asked, self._folder, (status.typed_order, status.typed_bytes))
+        session = Session(asked, self._folder)
         session.on_fatal = lambda _error: self._stop.set()
-        session.start(await hold.master(), hold.type)
+        session.start(await hold.master(), await hold.outbox())
         self._requests = requests = Requests(session, hold, status.command_pid)
         requests.frozen = status.frozen
         await requests.state()

@@ -22,6 +22,9 @@ from holdfast_wire.frames import Frame, Resize, encode, output_header
 MAX_BEHIND: Final = 4 << 20
 MAX_QUEUED: Final = 32 << 20
 _CHUNK: Final = 64 << 10
+# Frames up to this wait for output to go along with: one system call, one wake-up of the client.
+_SMALL: Final = 4 << 10
+_SOON_SECONDS: Final = 0.002
 
 
 class Outlet:
@@ -46,6 +49,7 @@ class Outlet:
         """Where the stream broke off, when it did."""
         self._slack = MAX_BEHIND
         self._told: Mark | None = None
+        self._soon: asyncio.TimerHandle | None = None
         self._waiting = False
         self._closed = False
 
@@ -60,6 +64,19 @@ class Outlet:
             self._lost()
             return
         self._enqueue(data)
+        if not self._waiting:
+            self.pump()
+
+    def send_soon(self, frame: Frame) -> None:
+        """With the next output, or in a moment: for what nobody is waiting for."""
+        if self._closed or self._soon is not None or self.queued:
+            self.send(frame)
+            return
+        self._enqueue(encode(frame))
+        self._soon = self._loop.call_later(_SOON_SECONDS, self._pump_soon)
+
+    def _pump_soon(self) -> None:
+        self._soon = None
         if not self._waiting:
             self.pump()
 
@@ -87,6 +104,8 @@ class Outlet:
             self._wait(False)
 
     def _send_queued(self) -> bool:
+        if self.queued <= _SMALL and self.place is not None and self.place < self._ring.head:
+            return True  # `_send_output` takes them along
         while self._queue:
             data = self._queue[0]
             count = self._sock.send(data)
@@ -108,7 +127,7 @@ class Outlet:
         if place < self._ring.oldest or behind > self._slack:
             self.place, self.left_at = None, place
             self._on_behind()
-            return False
+            return True  # what is queued goes out now: there is no output to go along with
         marks = self._ring.marks_after(place)
         here = [mark for mark in marks if mark.seq == place]
         if here and here[-1] != self._told:
@@ -119,12 +138,15 @@ class Outlet:
         if end == place:
             return False
         views = self._ring.slices(place, end)
-        header = output_header(place, end - place)
-        count = self._sock.sendmsg([header, *views])
+        parts: list[bytes | memoryview] = [*self._queue]
+        parts += [output_header(place, end - place), *views]
+        count = self._sock.sendmsg(parts)
         self.place = end
-        if count < len(header) + sum(map(len, views)):
+        self._queue.clear()
+        self.queued = 0
+        if count < sum(map(len, parts)):
             # The ring may come round before the socket takes the rest: this much is copied.
-            self._enqueue(b"".join((header, *views))[count:])
+            self._enqueue(b"".join(parts)[count:])
         return True
 
     def _enqueue(self, data: bytes) -> None:
@@ -146,5 +168,7 @@ class Outlet:
         if not self._closed:
             self._closed = True
             self._wait(False)
+            if self._soon is not None:
+                self._soon.cancel()
             self._queue.clear()
             self.queued = 0

@@ -66,8 +66,6 @@ class HoldStatus:
     expired: bool
     deadline_ns: int
     boottime_ns: int
-    typed_order: int
-    typed_bytes: int
     exited: bool
     code: int | None
     signal: int | None
@@ -130,7 +128,14 @@ class HoldLink:
 
     async def master(self) -> int:
         """The terminal's master side, a descriptor the caller owns."""
-        pending = await self._request("master")
+        return await self._descriptor("master")
+
+    async def outbox(self) -> int:
+        """The file from which inputs are typed, likewise; see outbox.py."""
+        return await self._descriptor("outbox")
+
+    async def _descriptor(self, request: str) -> int:
+        pending = await self._request(request)
         if not pending.fds:
             raise HoldError("lost", "hold sent no descriptor; is the open-files limit reached?")
         return pending.fds.pop()
@@ -156,23 +161,6 @@ class HoldLink:
     async def end(self, grace: float) -> None:
         """Hang up, and kill what is left after `grace` seconds."""
         await self._ask(f"end {round(grace * 1000)}")
-
-    def type(self, order: int, data: bytes | memoryview, taken: Callable[[int], None]) -> None:
-        """Types into the terminal; `taken` is told how many of the bytes it took, maybe none. hold
-        does it and remembers, because we may be killed in the very act."""
-        pending = _Pending(self._loop.create_future())
-
-        def done(future: asyncio.Future[list[dict[str, Any]]]) -> None:
-            failed = future.cancelled() or future.exception() is not None
-            taken(0 if failed else pending.packets[-1]["taken"])
-
-        pending.done.add_done_callback(done)
-        self._pending.append(pending)
-        try:
-            self._sock.send(b"type %d\n%s" % (order, data))
-        except OSError:
-            self._pending.remove(pending)
-            pending.done.cancel()
 
     async def signal(self, sig: int) -> None:
         await self._ask(f"signal {int(sig)}")

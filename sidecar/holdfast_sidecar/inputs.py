@@ -2,8 +2,8 @@
 
 Every input gets a number that grows through the session's life. One that carries a key the same
 actor used before is answered with the first one's number and not written again; the last
-`REMEMBERED` keys are kept, across a sidecar's death too: the journal has them, noted before they
-are typed, and hold, which types them, knows up to which it has.
+`REMEMBERED` keys are kept, across a sidecar's death too: each has a record before
+it is typed, and what has a record will be typed (`outbox.py`).
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 MAX_BYTES: Final = 4 << 20
+# Made once: it stands in the way of every keystroke.
+_ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Journal:
@@ -31,7 +33,7 @@ class Journal:
     def add(self, kind: str, **fields: Any) -> None:
         """One write, so that a kill leaves whole lines and at most one cut short at the end."""
         record = {"time": round(time.time(), 3), "kind": kind, **fields}
-        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        line = _ENCODE(record).encode() + b"\n"
         if self._size + len(line) > MAX_BYTES:
             self._path.rename(self._old)
             os.close(self._descriptor)

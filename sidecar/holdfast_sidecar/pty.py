@@ -17,35 +17,28 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from holdfast_sidecar.outbox import Outbox
 from holdfast_sidecar.ring import Ring
 from holdfast_wire.errors import Busy
 
 MAX_QUEUED: Final = 1 << 20
 # Read at most this much before letting the loop serve others.
 BATCH: Final = 256 << 10
-_PACKET: Final = 32 << 10
-# A full terminal is tried again this soon; it takes 4 KiB at a time, so this is 400 KiB/s.
-_FULL_SECONDS: Final = 0.01
+_LITTLE: Final = 256
 # A terminal that nobody has open reads as an error until somebody opens it again.
 _REOPEN_SECONDS: Final = 0.2
 
 
-# Types bytes as part of an input and says, later, how many the terminal took.
-Typist = Callable[[int, memoryview, Callable[[int], None]], None]
-
-
 class Pty:
-    """`on_output` is called after bytes came in. Reading is done here; typing is hold's, which
-    knows what was typed when we are killed in the middle of it."""
+    """`on_output` is called after bytes came in."""
 
     def __init__(
-        self, master: int, ring: Ring, on_output: Callable[[], None], typist: Typist
+        self, master: int, outbox: Outbox, ring: Ring, on_output: Callable[[], None]
     ) -> None:
-        self._master, self._ring, self._on_output = master, ring, on_output
-        self._typist = typist
-        self._queue: deque[tuple[int, memoryview, Callable[[], None]]] = deque()
-        self._closed = False
-        self.queued = 0
+        self._master, self.outbox, self._ring = master, outbox, ring
+        self._on_output = on_output
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._pushing = False
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
         self.reading = False
@@ -67,7 +60,8 @@ class Pty:
     def _readable(self) -> None:
         ring, master, until = self._ring, self._master, self._ring.head + BATCH
         try:
-            while ring.head < until and ring.fill(master):
+            # A little is all there is, most likely: an echo. Do not ask again in vain.
+            while ring.head < until and ring.fill(master) > _LITTLE:
                 pass
         except BlockingIOError:
             pass
@@ -102,45 +96,28 @@ class Pty:
 
     def check_room(self, length: int) -> None:
         """Raises if so much more cannot be queued."""
-        if self.queued + length > MAX_QUEUED:
+        if self.outbox.waiting + length > MAX_QUEUED:
             raise Busy(
                 "the program is not reading its input",
-                f"{self.queued} bytes wait already; try again when it reads, or interrupt it",
+                f"{self.outbox.waiting} bytes wait already; try again when it reads, or interrupt"
+                " it",
             )
 
-    def write(self, order: int, data: bytes, written: Callable[[], None]) -> None:
-        """Queues bytes as part of input `order`; `written` is called when the terminal has them."""
-        self.check_room(len(data))
-        self._queue.append((order, memoryview(data), written))
-        self.queued += len(data)
-        if len(self._queue) == 1:
-            self._type()
+    def type(self, written: Callable[[], None] | None = None) -> None:
+        """Types what is in the outbox; `written` is called when the terminal has all of it."""
+        if written is not None:
+            self._waiting.append((self.outbox.end, written))
+        self._push()
 
-    def _type(self) -> None:
-        order, data, _written = self._queue[0]
-        self._typist(order, data[:_PACKET], self._taken)
-
-    def _taken(self, count: int) -> None:
-        """The terminal took so much of the first in the queue."""
-        if self._closed:
-            return
-        order, data, written = self._queue[0]
-        self.queued -= count
-        if count < len(data):
-            self._queue[0] = (order, data[count:], written)
-            if count:
-                self._type()
-            else:  # it is full: the program does not read, or not yet
-                self._loop.call_later(_FULL_SECONDS, self._type_again)
-            return
-        self._queue.popleft()
-        written()
-        if self._queue:
-            self._type()
-
-    def _type_again(self) -> None:
-        if not self._closed:
-            self._type()
+    def _push(self) -> None:
+        self.outbox.push(self._master)
+        while self._waiting and self._waiting[0][0] <= self.outbox.typed:
+            self._waiting.popleft()[1]()
+        if self.outbox.waiting and not self._pushing:
+            self._loop.add_writer(self._master, self._push)
+        elif self._pushing and not self.outbox.waiting:
+            self._loop.remove_writer(self._master)
+        self._pushing = bool(self.outbox.waiting)
 
     # -- the terminal itself ----------------------------------------------------------------------
 
@@ -151,5 +128,6 @@ class Pty:
         self.stop_reading()
         if self._retry is not None:
             self._retry.cancel()
-        self._closed = True
+        self._loop.remove_writer(self._master)
         os.close(self._master)
+        self.outbox.close()

@@ -174,6 +174,7 @@ class Requests:
     async def _journal(self, _asker: Asker, body: Body) -> Body:
         after = _number(body, "after", 0, 0, 2**53)
         limit = int(_number(body, "limit", 1000, 1, 5000))
+        self._session.flush_journal()
         records = await asyncio.to_thread(lambda: list(self._session.journal.records()))
         wanted = [r for r in records if r.get("order", after + 1) > after]
         return {"records": wanted[-limit:]}

@@ -179,6 +179,8 @@ class Ring:
 
     def marks_after(self, seq: int) -> list[Mark]:
         """Resizes that take effect at `seq` or later."""
+        if not self._marks or self._marks[-1].seq < seq:
+            return []  # as nearly always
         return [mark for mark in self._marks if mark.seq >= seq]
 
     def rest(self) -> None:

@@ -85,8 +85,8 @@ class Connection:
         if self._closed:
             return
         match frame:
-            case Input(number):
-                self._refusable(number, lambda: self._input(frame))
+            case Input():
+                self._refusable(frame.number, lambda: self._input(frame))
             case Resize():
                 self._refusable(0, lambda: self._window(frame))
             case Attach(body):
@@ -159,7 +159,7 @@ class Connection:
 
         def done(order: int, duplicate: bool) -> None:
             status = AckStatus.DUPLICATE if duplicate else AckStatus.APPLIED
-            self.outlet.send(Ack(frame.number, order, status))
+            self.outlet.send_soon(Ack(frame.number, order, status))
 
         self._session.write(self._actor, self._client, self._modality, frame.key, frame.data, done)
 

@@ -19,7 +19,8 @@ from holdfast_sidecar.emulator import Emulator, recover
 from holdfast_sidecar.fanout import Outlet
 from holdfast_sidecar.inputs import Inputs, is_focus_report, is_terminal_reply
 from holdfast_sidecar.journal import Journal
-from holdfast_sidecar.pty import BATCH, Pty, Typist
+from holdfast_sidecar.outbox import SLOTS, Outbox, Record, records
+from holdfast_sidecar.pty import BATCH, Pty
 from holdfast_sidecar.ring import MAX_MARKS, Mark, Ring
 from holdfast_sidecar.spec import Spec
 from holdfast_sidecar.turn import Participant, Turn
@@ -27,11 +28,14 @@ from holdfast_wire.errors import Busy, Ended
 from holdfast_wire.frames import Control, Gap, Part, Snapshot, encode
 from holdfast_wire.ids import Actor, ClientId
 
-# Under a flood, frames go out a thousand times a second and are large; a single keystroke's echo
-# after quiet goes out at once.
+# Under a flood, frames go out a thousand times a second and are large. What is less than this much,
+# such as a keystroke's echo, goes out at once.
 _COALESCE_SECONDS: Final = 0.001
+_ECHO_BYTES: Final = 512
 # The emulator is woken a little later than the clients: their copy is what a person waits for.
-_EMULATE_SECONDS: Final = 0.002
+_EMULATE_SECONDS: Final = 0.01
+# The journal is for people; the outbox remembers meanwhile.
+_JOURNAL_SECONDS: Final = 0.02
 # A snapshot's part: whole frames well under the limit.
 _PART: Final = 512 << 10
 
@@ -47,8 +51,7 @@ class Exit:
 
 
 class Session:
-    def __init__(self, spec: Spec, folder: Path, typed: tuple[int, int]) -> None:
-        """`typed` is hold's word: the last input typed, and how many of its bytes."""
+    def __init__(self, spec: Spec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
         self.ring = Ring(folder / "ring")
         self.turn = Turn()
@@ -65,31 +68,35 @@ class Session:
         self.emulator = Emulator(self.ring, terminal, seq, keyframe_path, version)
         self._outlets: dict[ClientId, Outlet] = {}
         self._watchers: set[asyncio.Future[None]] = set()
-        self._published = 0.0
+        self._published, self._published_head = 0.0, 0
         self._publish_soon: asyncio.TimerHandle | None = None
         self._emulate_soon: asyncio.TimerHandle | None = None
-        self._cut_short: tuple[Actor, bytes, int] | None = None
-        self._remember_inputs(*typed)
-
-    def _remember_inputs(self, last: int, last_bytes: int) -> None:
-        """What an earlier sidecar recorded and hold has typed is not typed again. What was only
-        recorded may be; and of what was typed in part, the rest."""
-        self.inputs.last = last
+        self._unjournaled: list[Record] = []
+        self._journal_soon: asyncio.TimerHandle | None = None
+        self._position = 0
         for record in self.journal.records():
-            if record.get("kind") != "input":
-                continue
-            order, actor = int(record["order"]), Actor(str(record["actor"]))
-            key = str(record.get("key", "")).encode("latin-1", "replace")
-            if order == last and last_bytes < int(record["bytes"]):
-                self._cut_short = (actor, key, last_bytes)
-                key = b""
-            self.inputs.restore(order, actor, key if order <= last else b"")
+            self._remember(record)
 
-    def start(self, master: int, typist: Typist) -> None:
+    def _remember(self, record: dict[str, Any]) -> None:
+        """An input with a record has been typed or lies in the outbox: it is not taken again."""
+        if record.get("kind") == "input":
+            key = str(record.get("key", "")).encode("latin-1", "replace")
+            self.inputs.restore(int(record["order"]), Actor(str(record["actor"])), key)
+            self._position = max(self._position, int(record["position"]))
+
+    def start(self, master: int, outbox: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self.pty = Pty(master, self.ring, self._output, typist)
+        last = self.inputs.last
+        for record in sorted(records(outbox)):
+            if record.order > last:  # a kill came between its typing and its journaling
+                self._journal_input(record)
+        self.flush_journal()
+        for fields in self.journal.records():
+            self._remember(fields)
+        self.pty = Pty(master, Outbox(outbox, self._position), self.ring, self._output)
         self.emulator.start(self._loop, self)
         self.pty.start_reading()
+        self.pty.type()  # what an earlier sidecar put in the outbox and did not come to
 
     # -- output -----------------------------------------------------------------------------------
 
@@ -98,8 +105,9 @@ class Session:
             self.pty.stop_reading()  # until the emulator has saved a keyframe
         if self._publish_soon is not None:
             return
+        little = self.ring.head - self._published_head < _ECHO_BYTES
         wait = self._published + _COALESCE_SECONDS - self._loop.time()
-        if wait <= 0:
+        if little or wait <= 0:
             self._publish()
         else:
             self._publish_soon = self._loop.call_later(wait, self._publish)
@@ -107,6 +115,7 @@ class Session:
     def _publish(self) -> None:
         self._publish_soon = None
         self._published = self._loop.time()
+        self._published_head = self.ring.head
         for outlet in list(self._outlets.values()):
             outlet.pump()
         if self._watchers:
@@ -257,23 +266,44 @@ class Session:
         elif client is not None:
             self.turn.typed(client)
 
-        self.journal.add(
-            "input", order=order, actor=actor, client=client, modality=modality,
-            bytes=len(data), seq=self.ring.head, key=key.decode("latin-1"),
-        )  # fmt: skip
+        outbox = self.pty.outbox
+        position, now = outbox.end + len(data), round(time.time(), 3)
+        # In this order: once it has a record, it will be typed, whoever is killed. The journal is
+        # for people and can wait until it is.
+        record = Record(order, position, len(data), now, actor, client, modality, key)
+        outbox.put(data)
+        outbox.record(record)
+        self.pty.type(lambda: done(order, False))
+        self._journal_input(record)
 
-        if self._cut_short is not None and self._cut_short[:2] == (actor, key):
-            data = data[self._cut_short[2] :]
-            self._cut_short = None
-        self.pty.write(order, data, lambda: done(order, False))
+    def _journal_input(self, record: Record) -> None:
+        self._unjournaled.append(record)
+        if len(self._unjournaled) >= SLOTS // 2:  # before the outbox forgets one
+            self.flush_journal()
+        elif self._journal_soon is None:
+            self._journal_soon = self._loop.call_later(_JOURNAL_SECONDS, self.flush_journal)
+
+    def flush_journal(self) -> None:
+        if self._journal_soon is not None:
+            self._journal_soon.cancel()
+            self._journal_soon = None
+        for order, position, size, when, actor, client, modality, key in self._unjournaled:
+            self.journal.add(
+                "input", time=when, order=order, actor=actor, client=client, modality=modality,
+                bytes=size, position=position, key=key.decode("latin-1"),
+            )  # fmt: skip
+        self._unjournaled.clear()
 
     def _type_for_nobody(self, data: bytes) -> None:
-        """What is no actor's input goes along with the last one that was."""
-        self.pty.write(self.inputs.last, data, lambda: None)
+        self.pty.check_room(len(data))
+        self.pty.outbox.put(data)
+        self.pty.type()
 
     def _is_automatic(self, client: ClientId, data: bytes) -> bool:
         """What a terminal sent by itself is nobody's input. Questions are answered by our emulator,
         once, however many terminals are attached; focus is passed on if it is the lead's."""
+        if not data.startswith(b"\x1b"):
+            return False
         if is_focus_report(data):
             if client == self.turn.lead:
                 self._type_for_nobody(data)
@@ -298,6 +328,7 @@ class Session:
 
     def ended(self, how: Exit) -> None:
         self.pty.drain()
+        self.flush_journal()
         self.exit = how
         self._publish()
         self._emulate()
@@ -306,6 +337,7 @@ class Session:
 
     def close(self) -> None:
         self.pty.close()
+        self.flush_journal()
         for handle in (self._publish_soon, self._emulate_soon):
             if handle is not None:
                 handle.cancel()

@@ -231,31 +231,15 @@ async def test_shell_has_job_control(start: Start) -> None:
     assert b"no job control" not in output
 
 
-async def test_typing_is_counted(start: Start) -> None:
-    """What was typed is known to hold, also when who asked for it is gone."""
+async def test_the_outbox_outlives_who_types_from_it(start: Start) -> None:
+    """Its offset says how much the terminal took, to whoever asks next."""
     session = await start("sh", "-c", "stty raw -echo; echo ready; exec sleep 600")
-    link = session.link
-    taken: asyncio.Queue[int] = asyncio.Queue()
-    link.type(7, b"abc", taken.put_nowait)
-    link.type(7, b"de", taken.put_nowait)
-    link.type(9, b"x", taken.put_nowait)
-    assert [await taken.get() for _ in range(3)] == [3, 2, 1]
-    status = await link.status()
-    assert (status.typed_order, status.typed_bytes) == (9, 1)
-    link.type(8, b"never", taken.put_nowait)
-    assert await taken.get() == 0
-    assert (await link.status()).typed_order == 9
-
-
-async def test_a_full_terminal_takes_no_more_and_says_so(start: Start) -> None:
-    session = await start("sh", "-c", "stty raw -echo; echo ready; exec sleep 600")
-    taken: asyncio.Queue[int] = asyncio.Queue()
-    total = 0
-    for _ in range(64):
-        session.link.type(1, b"y" * 32768, taken.put_nowait)
-        count = await taken.get()
-        total += count
-        if not count:
-            break
-    assert count == 0
-    assert (await session.link.status()).typed_bytes == total
+    await session.terminal.expect(b"ready")
+    first, master = await session.link.outbox(), await session.link.master()
+    os.pwrite(first, b"hello", 0)
+    assert os.sendfile(master, first, None, 5) == 5
+    os.close(first)
+    again = await session.link.outbox()
+    assert os.lseek(again, 0, os.SEEK_CUR) == 5
+    os.close(again)
+    os.close(master)

@@ -17,8 +17,6 @@ from holdfast_sidecar.hold import EventKind, HoldError, HoldEvent, HoldLink
 STATUS = {
     "ok": True, "version": 1, "hold_pid": 1, "keeper_pid": 2, "command_pid": 3, "tty": "/dev/pts/0",
     "namespace": True, "frozen": False, "expired": False, "deadline_ns": 0, "boottime_ns": 5,
-    "typed_order": 0,
-    "typed_bytes": 0,
     "exited": False, "code": None, "signal": None,
 }  # fmt: skip
 END = {

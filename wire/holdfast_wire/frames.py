@@ -241,6 +241,13 @@ class Decoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Frame]:
+        """The frames that are whole now. Nothing is taken in before the first is asked for."""
+        if not self._buffer and len(data) >= HEADER.size:
+            version, kind, reserved, length = HEADER.unpack_from(data)
+            if len(data) == HEADER.size + length:  # exactly one, as a keystroke comes
+                self._check(version, reserved, length)
+                yield self._decoded(kind, bytes(data[HEADER.size :]))
+                return
         self._buffer += data
         start = 0
         try:
@@ -252,12 +259,15 @@ class Decoder:
                     break
                 payload = bytes(memoryview(self._buffer)[start + HEADER.size : end])
                 start = end
-                try:
-                    yield _decode_payload(kind, payload)
-                except (struct.error, ValueError) as error:
-                    raise BadRequest(f"a frame of type {kind} is malformed") from error
+                yield self._decoded(kind, payload)
         finally:
             del self._buffer[:start]
+
+    def _decoded(self, kind: int, payload: bytes) -> Frame:
+        try:
+            return _decode_payload(kind, payload)
+        except (struct.error, ValueError) as error:
+            raise BadRequest(f"a frame of type {kind} is malformed") from error
 
     def _check(self, version: int, reserved: int, length: int) -> None:
         if version != VERSION:

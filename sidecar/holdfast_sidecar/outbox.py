@@ -1,0 +1,119 @@
+"""The outbox: what is to be typed, whose it is, and how far it has been.
+
+A file in memory that hold made and keeps. Inputs are put at its end and typed with `sendfile`,
+which moves the file's offset by exactly what the terminal took, in the same system call. Offset and
+bytes belong to hold, so a sidecar killed at any moment, also inside that call, leaves behind just
+what has been typed and what has not; its successor goes on from there.
+
+    0       the origin: the position of the first byte of data
+    4096    the records of the last inputs, each in a slot; stored before the data they are about
+    266240  data
+
+Positions count all bytes ever put in, from the session's first. Invariant: what lies between offset
+and end belongs to inputs that have a record, or to nobody (a terminal's own answers). A file
+without data has been typed to its end, whatever the offset: that is how it is emptied in steps
+without a moment in which a kill would do harm.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Final, NamedTuple
+
+from holdfast_wire.ids import Actor, ClientId
+
+_ORIGIN: Final = struct.Struct("<Q")
+_SLOTS_AT: Final = 4096
+_SLOT: Final = 4096  # a key and names at their longest take a quarter
+SLOTS: Final = 64
+_DATA: Final = _SLOTS_AT + SLOTS * _SLOT
+# Emptied when it has grown to this and all of it is typed.
+_LARGE: Final = 1 << 20
+
+
+class Record(NamedTuple):
+    """Whose an input is."""
+
+    order: int
+    position: int
+    """After its last byte."""
+    size: int
+    time: float
+    actor: Actor
+    client: ClientId | None
+    modality: str
+    key: bytes
+
+
+def records(descriptor: int) -> list[Record]:
+    """Those of the last inputs, in no order. An empty slot, or one cut short, is left out."""
+    table = os.pread(descriptor, SLOTS * _SLOT, _SLOTS_AT)
+    slots = (table[start : start + _SLOT] for start in range(0, len(table), _SLOT))
+    return [_parsed(slot.split(b"\n", 1)[0]) for slot in slots if b"\n" in slot]
+
+
+def _parsed(line: bytes) -> Record:
+    order, position, size, when, actor, client, modality, key = line.decode().split("\t")
+    return Record(
+        int(order), int(position), int(size), float(when), Actor(actor),
+        ClientId(client) if client else None, modality, bytes.fromhex(key),
+    )  # fmt: skip
+
+
+class Outbox:
+    def __init__(self, descriptor: int, recorded: int) -> None:
+        """`recorded` is the position after the last input that has a record."""
+        self._file = descriptor
+        stored = os.pread(descriptor, _ORIGIN.size, 0)
+        self._origin = _ORIGIN.unpack(stored)[0] if len(stored) == _ORIGIN.size else 0
+        offset = os.lseek(descriptor, 0, os.SEEK_CUR)
+        size = os.fstat(descriptor).st_size
+        if size <= _DATA or offset > size:
+            self.typed = self.end = max(self._origin, recorded)
+            self._empty()
+            return
+        self.typed = self._origin + offset - _DATA
+        # Bytes without a record are nobody's: their sender was not told either.
+        self.end = max(self.typed, min(recorded, self._origin + size - _DATA))
+        os.ftruncate(descriptor, _DATA + self.end - self._origin)
+
+    def _empty(self) -> None:
+        """Only called when everything is typed; each step leaves a file that says so."""
+        os.ftruncate(self._file, _DATA)
+        os.lseek(self._file, _DATA, os.SEEK_SET)
+        self._origin = self.end
+        os.pwrite(self._file, _ORIGIN.pack(self._origin), 0)
+
+    @property
+    def waiting(self) -> int:
+        return self.end - self.typed
+
+    def put(self, data: bytes) -> None:
+        """Adds bytes; they are typed with the next `push`."""
+        if not self.waiting and self.end - self._origin > _LARGE:
+            self._empty()
+        os.pwrite(self._file, data, _DATA + self.end - self._origin)
+        self.end += len(data)
+
+    def record(self, record: Record) -> None:
+        """Says whose the last bytes put in are. One write with the line break last: whole or not at
+        all. Names have no tabs and line breaks in them; the key may, and is in hex."""
+        order, position, size, when, actor, client, modality, key = record
+        whose = f"{actor}\t{client or ''}\t{modality}\t{key.hex()}"
+        line = f"{order}\t{position}\t{size}\t{when}\t{whose}\n"
+        os.pwrite(self._file, line.encode(), _SLOTS_AT + order % SLOTS * _SLOT)
+
+    def push(self, terminal: int) -> None:
+        """Types as much as the terminal takes now."""
+        try:
+            while self.waiting and (count := os.sendfile(terminal, self._file, None, self.waiting)):
+                self.typed += count
+        except BlockingIOError:
+            return
+        except OSError:  # nobody has the terminal open: there is no one to read it
+            self.typed = self.end
+            self._empty()
+
+    def close(self) -> None:
+        os.close(self._file)

@@ -97,7 +97,7 @@ def measure(size: int, table: Table) -> Figures:
         payload = payloads.payload(kind, size)
         length = len(payload.read_bytes())  # and it is in the page cache now
         runs = _rounds(cells(kind), payload, table)
-        figures |= _figures(kind, length, runs)
+        figures |= figures_of(kind, length, runs)
         _show(kind, length, runs, table)
     return figures
 
@@ -114,7 +114,7 @@ def _rounds(wanted: list[Cell], payload: Path, table: Table) -> dict[Cell, list[
     return runs
 
 
-def _figures(kind: str, length: int, runs: dict[Cell, list[Run]]) -> Figures:
+def figures_of(kind: str, length: int, runs: dict[Cell, list[Run]]) -> Figures:
     bare = next(results for cell, results in runs.items() if cell.target is Raw)
     raw, printed = [each.seconds for each in bare], bare[0].received
     figures: Figures = {f"raw_throughput_{kind}_mb_per_second": length / median(raw) / 1e6}

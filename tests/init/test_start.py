@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -288,3 +289,19 @@ async def test_a_live_socket_is_respected_and_a_dead_one_replaced(
 async def test_help_and_version(build: Build) -> None:
     assert (await run(build, "--help"))[0] == 0
     assert (await run(build, "--version"))[0] == 0
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode != 0,
+    reason="this kernel lets nobody but root hide a device",
+)
+async def test_without_terminals_it_says_so(binaries: dict[str, str], socket_path: str) -> None:
+    script = 'mount --bind /dev/null /dev/ptmx && exec "$0" --daemon --socket "$1" -- true'
+    process = await asyncio.create_subprocess_exec(
+        "unshare", "-rm", "sh", "-c", script, binaries["release"], socket_path,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, said = await process.communicate()
+    assert process.returncode == 1
+    assert b"cannot open a terminal" in said
+    assert b"/dev/ptmx must exist" in said

@@ -128,13 +128,14 @@ class Outlet:
             self.place, self.left_at = None, place
             self._on_behind()
             return True  # what is queued goes out now: there is no output to go along with
-        marks = self._ring.marks_after(place)
-        here = [mark for mark in marks if mark.seq == place]
-        if here and here[-1] != self._told:
-            self._told = here[-1]
-            self._enqueue(encode(Resize(*here[-1])))
-            return True
-        end = min(head, place + _CHUNK, *(mark.seq for mark in marks[len(here) :]))
+        end = min(head, place + _CHUNK)
+        if marks := self._ring.marks_after(place):
+            here = [mark for mark in marks if mark.seq == place]
+            if here and here[-1] != self._told:
+                self._told = here[-1]
+                self._enqueue(encode(Resize(*here[-1])))
+                return True
+            end = min(end, *(mark.seq for mark in marks[len(here) :]), end)
         if end == place:
             return False
         views = self._ring.slices(place, end)

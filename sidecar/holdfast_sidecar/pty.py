@@ -11,6 +11,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import select
 import struct
 import termios
 from collections import deque
@@ -25,6 +26,7 @@ MAX_QUEUED: Final = 1 << 20
 # Read at most this much before letting the loop serve others.
 BATCH: Final = 256 << 10
 _LITTLE: Final = 256
+_ECHO_SECONDS: Final = 0.00015
 # A terminal that nobody has open reads as an error until somebody opens it again.
 _REOPEN_SECONDS: Final = 0.2
 
@@ -108,6 +110,14 @@ class Pty:
         if written is not None:
             self._waiting.append((self.outbox.end, written))
         self._push()
+
+    def catch_echo(self) -> None:
+        """Waits a moment for what the program answers to a keystroke. It mostly does within a
+        fraction of this, and a turn of the loop would take as long again."""
+        if self.reading and not self.outbox.waiting:
+            ready, _, _ = select.select((self._master,), (), (), _ECHO_SECONDS)
+            if ready:
+                self._readable()
 
     def _push(self) -> None:
         self.outbox.push(self._master)

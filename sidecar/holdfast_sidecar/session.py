@@ -32,6 +32,7 @@ from holdfast_wire.ids import Actor, ClientId
 # such as a keystroke's echo, goes out at once.
 _COALESCE_SECONDS: Final = 0.001
 _ECHO_BYTES: Final = 512
+_KEYSTROKE_BYTES: Final = 16
 # The emulator is woken a little later than the clients: their copy is what a person waits for.
 _EMULATE_SECONDS: Final = 0.01
 # The journal is for people; the outbox remembers meanwhile.
@@ -275,6 +276,8 @@ class Session:
         outbox.record(record)
         self.pty.type(lambda: done(order, False))
         self._journal_input(record)
+        if len(data) <= _KEYSTROKE_BYTES:
+            self.pty.catch_echo()
 
     def _journal_input(self, record: Record) -> None:
         self._unjournaled.append(record)

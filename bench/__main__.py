@@ -77,7 +77,8 @@ def _run(arguments: argparse.Namespace, table: Table) -> None:
 
 def main() -> int:
     arguments = _arguments()
-    signal.signal(signal.SIGTERM, _stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     table = Table()
     try:
         _run(arguments, table)

@@ -15,6 +15,7 @@ NEEDED: Final = ("tmux", "dtach")
 
 def ensure(table: Table) -> None:
     """Installs what is missing if it may; otherwise says how."""
+    table.note("beside tmux and dtach; ttyd, which Debian 12 has no package of, is left out")
     missing = [name for name in NEEDED if shutil.which(name) is None]
     if not missing:
         return

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -84,9 +85,11 @@ void stdio_to_null(void)
 
 void signals_to_default(void)
 {
-    struct sigaction normal = {.sa_handler = SIG_DFL};
+    /* Not sigaction(): the C library refuses its own two signals, which posix_spawn() ignores and
+     * hands down. All zero is the kernel's struct for the default, whatever its layout. */
+    static const unsigned long normal[8];
     for (int s = 1; s < NSIG; s++)
-        sigaction(s, &normal, NULL);
+        syscall(SYS_rt_sigaction, s, normal, NULL, 8);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);

@@ -70,8 +70,8 @@ lint: setup ## style, types, layers, sizes
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/check_sizes.py
 
-# More workers than cores: most tests wait for something most of the time.
-WORKERS ?= 4
+# One for each of two cores: some tests measure time, and all of them start real processes.
+WORKERS ?= 2
 
 .PHONY: test
 test: setup lint ## all tests that need no root and no cluster; T= selects

@@ -194,10 +194,12 @@ def test_other_detach_keys(screen: Open, shell: str) -> None:
     assert opened.wait() == 0
 
 
-def test_a_big_paste_arrives_whole(screen: Open, shell: str) -> None:
-    opened = attached(screen, shell)
-    opened.type(b"stty -echo -icanon; echo st''art; head -c 300000 | md5sum; stty sane\r")
-    opened.expect(rb"start\r\n")
+def test_a_big_paste_arrives_whole(screen: Open, home: Home) -> None:
+    # A program of its own, not a line typed at a shell, which sets the terminal as it pleases.
+    script = "stty -echo -icanon; echo ready; head -c 300000 | md5sum; echo over; sleep 600"
+    home.start("paste", "sh", "-c", script)
+    opened = screen("attach", "paste")
+    opened.expect(rb"ready\r\n")
     data = bytes(range(32, 127)) * 3158
     os.set_blocking(opened.master, False)
     rest = memoryview(data[:300000])
@@ -209,8 +211,9 @@ def test_a_big_paste_arrives_whole(screen: Open, shell: str) -> None:
     os.set_blocking(opened.master, True)
     digest = hashlib.md5(data[:300000], usedforsecurity=False).hexdigest()
     opened.expect(digest.encode())
-    opened.expect(rb"ready> ")
+    opened.expect(rb"over")
     leave(opened)
+    home.run("end", "paste", "--grace", "0")
 
 
 def test_run_attaches_and_gives_the_exit_code(screen: Open) -> None:

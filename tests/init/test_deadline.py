@@ -20,9 +20,11 @@ SECOND = 1_000_000_000
 TICKER = """
 import time, os
 fd = os.open("tick", os.O_CREAT | os.O_RDWR, 0o600)
+def tick(): os.pwrite(fd, b"%020d" % time.clock_gettime_ns(time.CLOCK_BOOTTIME), 0)
+tick()
 print("ticking", flush=True)
 while True:
-    os.pwrite(fd, b"%020d" % time.clock_gettime_ns(time.CLOCK_BOOTTIME), 0)
+    tick()
     time.sleep(0.002)
 """
 

@@ -8,12 +8,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 VENDOR := gateway/holdfast_gateway/web/vendor
 HOLD := client/holdfast/bin/hold
-PACKAGES := wire sidecar gateway client
 
 # What must be there from the system: to run, and beside it to test and to measure.
 RUN_TOOLS := $(PYTHON) gcc make node npm
-TEST_TOOLS := chromium vim less htop
+TEST_TOOLS := chromium vim less htop openssl
 BENCH_TOOLS := tmux dtach
+# For a cluster without a container engine.
+CLUSTER_TOOLS := go mmdebstrap buildah musl-gcc busybox nft ip nsenter openssl
 
 .PHONY: help
 help: ## show this
@@ -69,6 +70,8 @@ lint: setup ## style, types, layers, sizes
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/check_sizes.py
+	@$(BIN)/python scripts/chart_crds.py --check
+	@$(BIN)/helm lint --strict --quiet charts/holdfast
 
 # One for each of two cores: some tests measure time, and all of them start real processes.
 WORKERS ?= 2
@@ -80,6 +83,26 @@ test: setup lint ## all tests that need no root and no cluster; T= selects
 	@node --test --test-reporter=dot tests/gateway/js/
 	@HOLD_BIN=$(CURDIR)/build/hold HOLD_ASAN_BIN=$(CURDIR)/build/hold-asan \
 	  $(BIN)/pytest -q -n $(WORKERS) --dist worksteal $(if $(T),-k '$(T)')
+
+.PHONY: check-lease
+check-lease: setup ## try to refute the lease's rules, and see the broken ones refuted
+	@$(BIN)/python -m tests.lease $(if $(RUNS),--runs $(RUNS))
+
+# -- a real cluster -------------------------------------------------------------------------------
+
+.PHONY: cluster
+cluster: setup ## a real Kubernetes with two nodes on this machine (root; the first time takes 15 minutes)
+	@scripts/need $(CLUSTER_TOOLS)
+	@$(BIN)/python -m e2e.cluster up
+
+.PHONY: cluster-down
+cluster-down: $(BIN)/.ready ## remove it, and everything of it
+	@$(BIN)/python -m e2e.cluster down
+
+.PHONY: e2e
+e2e: setup ## all tests on a real cluster (root); T= selects; build/e2e/report.json
+	@scripts/need $(CLUSTER_TOOLS)
+	@$(BIN)/pytest -v --timeout 600 -p no:cacheprovider e2e $(if $(T),-k '$(T)')
 
 .PHONY: bench
 bench: setup ## measure against tmux and dtach; build/bench/report.json

@@ -22,6 +22,9 @@
 #define CONNECTIONS_MAX 8
 #define QUEUE_BYTES (128 * 1024)
 #define STALL_NS 10000000000ull
+/* A turn's worth: a session that keeps connecting must not keep the loop from its deadline. */
+#define ACCEPTS_MAX 16
+#define LAST_WORDS_MS 1000
 
 _Static_assert(CONTROL_POLL_MAX == CONNECTIONS_MAX + 1, "the listener is polled too");
 
@@ -68,7 +71,7 @@ static int bind_fresh(int fd, const struct sockaddr_un *at)
     return bind(fd, (const struct sockaddr *)at, sizeof *at);
 }
 
-void control_listen(const char *path)
+void control_listen(const char *path, bool shared)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof at.sun_path)
@@ -80,7 +83,7 @@ void control_listen(const char *path)
     listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (listener < 0)
         die(1, "cannot make a socket: %s; raise the limit on open files", strerror(errno));
-    mode_t usual = umask(0177);
+    mode_t usual = umask(shared ? 0111 : 0177);
     int rc = bind_fresh(listener, &at);
     int why = errno;
     umask(usual);
@@ -101,11 +104,18 @@ void control_unlink(void)
     bound[0] = '\0';
 }
 
+/* Wiped, as a status names the nonce: see nonce.c. */
+static void packet_free(struct packet *p)
+{
+    explicit_bzero(p->text, p->length);
+    free(p);
+}
+
 static void drop(struct connection *c)
 {
     for (struct packet *p = c->first, *next; p; p = next) {
         next = p->next;
-        free(p);
+        packet_free(p);
     }
     if (c->graph)
         graph_free(c->graph);
@@ -150,7 +160,7 @@ static void flush(struct connection *c)
             c->last = &c->first;
         c->queued -= p->length;
         c->progress_ns = clock_ns(CLOCK_MONOTONIC);
-        free(p);
+        packet_free(p);
     }
 }
 
@@ -201,9 +211,10 @@ static void feed_graph(struct connection *c)
     }
 }
 
-/* Only peers outside the session may steer it. Inside a PID namespace that is what pid 0 says:
- * a process this namespace cannot see. Without one, ancestry is asked of /proc; a process already
- * gone cannot be vouched for. */
+/* Only peers outside the session may steer it, whatever their uid. Inside a PID namespace that is
+ * what pid 0 says: a process this namespace cannot see. The kernel keeps the pid of who connected,
+ * also when it has gone since or the socket was passed on. Without a namespace, ancestry is asked
+ * of /proc; a process already gone cannot be vouched for. */
 static bool admissible(const struct session *s, int fd)
 {
     struct ucred peer = {.pid = -1};
@@ -212,7 +223,7 @@ static bool admissible(const struct session *s, int fd)
         return false;
     if (s->namespaced)
         return peer.pid == 0;
-    bool known;
+    bool known = false;
     bool inside = peer.pid > 0 && process_descends(peer.pid, getpid(), &known);
     return peer.pid == 0 || (known && !inside);
 }
@@ -225,8 +236,11 @@ static void refuse(int fd, const char *text)
 
 static void accept_peers(const struct session *s)
 {
-    for (int fd; (fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0;) {
+    for (int turns = 0; turns < ACCEPTS_MAX; turns++) {
         struct connection *c = NULL;
+        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0)
+            return;
         for (int i = 0; i < CONNECTIONS_MAX && !c; i++)
             if (connections[i].fd < 0)
                 c = &connections[i];
@@ -304,9 +318,26 @@ void control_handle(struct session *s, const struct pollfd *set, size_t count)
 bool control_busy(void)
 {
     for (int i = 0; i < CONNECTIONS_MAX; i++)
-        if (connections[i].fd >= 0 && connections[i].first)
+        if (connections[i].fd >= 0 && connections[i].first && !connections[i].doomed)
             return true;
     return false;
+}
+
+void control_forget(void)
+{
+    for (int i = 0; i < CONNECTIONS_MAX; i++)
+        if (connections[i].fd >= 0)
+            drop(&connections[i]);
+}
+
+void control_flush(void)
+{
+    for (int waited = 0; control_busy() && waited < LAST_WORDS_MS; waited++) {
+        pause_us(1000);
+        for (int i = 0; i < CONNECTIONS_MAX; i++)
+            if (connections[i].fd >= 0)
+                flush(&connections[i]);
+    }
 }
 
 void control_drop_stalled(void)

@@ -28,8 +28,6 @@
 
 /* What is left when the command has ended gets this long to take its hangup. */
 #define REMAINS_GRACE_MS 1000
-/* On SIGTERM; well inside the 30 s that Kubernetes gives a pod. */
-#define TERM_GRACE_MS 5000
 /* The keeper needs a moment to reap the command after all else was killed. */
 #define KEEPER_GRACE_NS (1000 * MS)
 /* While the fence is down: something outside may have continued a process, and a program that
@@ -37,6 +35,14 @@
 #define REFREEZE_MS 1000
 #define RETRY_MS 100
 #define END_TICK_MS 20
+/* Of one wake: a session that signals hold without end must not keep it from its deadline. */
+#define SIGNALS_MAX 16
+/* As a process that SIGTERM ended: what hold says when it was told to go before it began. */
+#define NEVER_BEGAN (128 + SIGTERM)
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008u
+#endif
 
 static int signals_fd = -1, timer_fd = -1;
 
@@ -47,12 +53,18 @@ static void announce_frozen(const char *by)
     control_event(text);
 }
 
+static void stop_tree(struct session *s, struct freeze_result *result)
+{
+    freeze_tree(getpid(), result);
+    s->incomplete = result->running > 0;
+    s->stopped_ns = clock_ns(CLOCK_MONOTONIC);
+}
+
 static void freeze_now(struct session *s, unsigned by, struct freeze_result *result)
 {
     bool news = s->frozen == 0;
-    freeze_tree(getpid(), result);
+    stop_tree(s, result);
     s->frozen |= by;
-    s->incomplete = result->running > 0;
     if (news)
         announce_frozen(by == FROZEN_BY_DEADLINE ? "deadline" : "request");
 }
@@ -72,7 +84,7 @@ void session_thaw(struct session *s)
     control_event("{\"event\":\"thawed\"}");
 }
 
-static bool deadline_passed(const struct session *s)
+bool session_past_deadline(const struct session *s)
 {
     return s->armed && (clock_ns(CLOCK_BOOTTIME) >= s->deadline_boot_ns ||
                         clock_ns(CLOCK_MONOTONIC_RAW) >= s->deadline_raw_ns);
@@ -80,12 +92,12 @@ static bool deadline_passed(const struct session *s)
 
 static void check_deadline(struct session *s)
 {
-    if (s->expired || !deadline_passed(s))
+    if (s->expired || !session_past_deadline(s))
         return;
     s->expired = true;
     if (s->ending)                  /* past the fence nothing may use up its grace */
         s->kill_at_ns = 0;
-    else if (!s->exited)
+    else if (s->began && !s->exited)
         freeze_now(s, FROZEN_BY_DEADLINE, &(struct freeze_result){0});
 }
 
@@ -111,8 +123,10 @@ void session_set_deadline(struct session *s, uint64_t boot_ns)
     s->frozen &= ~(unsigned)FROZEN_BY_DEADLINE;
 }
 
-void session_end(struct session *s, uint64_t grace_ms)
+void session_end(struct session *s, uint64_t grace_ms, int by)
 {
+    if (!s->exited && s->by == BY_ITSELF)
+        s->by = by;
     uint64_t now = clock_ns(CLOCK_MONOTONIC);
     uint64_t kill_at = s->expired ? now : now + grace_ms * MS;
     if (!s->ending || kill_at < s->kill_at_ns)
@@ -143,15 +157,21 @@ static void end_step(struct session *s)
     s->ending = kill_tree(getpid(), s->exited ? 0 : s->started.keeper) > 0 || !s->exited;
 }
 
+const char *session_ended_by(const struct session *s)
+{
+    static const char *const names[] = {[BY_ITSELF] = "itself", [BY_END] = "end", [BY_TERM] = "term"};
+    return names[s->by];
+}
+
 static void exit_event(const struct session *s)
 {
-    char text[96];
+    char code[16] = "null", number[16] = "null", text[128];
     if (WIFEXITED(s->status))
-        snprintf(text, sizeof text, "{\"event\":\"exited\",\"code\":%d,\"signal\":null}",
-                 WEXITSTATUS(s->status));
+        snprintf(code, sizeof code, "%d", WEXITSTATUS(s->status));
     else
-        snprintf(text, sizeof text, "{\"event\":\"exited\",\"code\":null,\"signal\":%d}",
-                 WTERMSIG(s->status));
+        snprintf(number, sizeof number, "%d", WTERMSIG(s->status));
+    snprintf(text, sizeof text, "{\"event\":\"exited\",\"code\":%s,\"signal\":%s,\"by\":\"%s\"}",
+             code, number, session_ended_by(s));
     control_event(text);
 }
 
@@ -163,21 +183,41 @@ static void reap(struct session *s)
             continue;
         s->exited = true;
         s->status = status;
-        session_end(s, REMAINS_GRACE_MS);
+        session_end(s, REMAINS_GRACE_MS, BY_ITSELF);
         exit_event(s);
+    }
+}
+
+/* PID 1 is not to be ended from inside, and a SIGTERM that is waited for gets past the kernel's own
+ * guard. A sender outside the namespace has no pid here. One inside can hide its own in other ways
+ * (sigqueue, F_SETSIG), but only under codes that are not these. */
+static bool from_inside(const struct session *s, const struct signalfd_siginfo *info)
+{
+    int code = info->ssi_code;
+    bool true_pid = code == SI_USER || code == SI_TKILL || code == SI_KERNEL;
+    return s->namespaced && (info->ssi_pid != 0 || !true_pid);
+}
+
+static void on_term(struct session *s)
+{
+    if (!s->began) {
+        s->leaving = true;
+    } else if (s->exited) {         /* nothing is left to wait for but a reader */
+        s->collected = true;
+        session_end(s, 0, BY_TERM);
+    } else {
+        session_end(s, s->options.term_grace_ms, BY_TERM);
     }
 }
 
 static void read_signals(struct session *s)
 {
     struct signalfd_siginfo info;
-    while (read(signals_fd, &info, sizeof info) == (ssize_t)sizeof info) {
-        if (info.ssi_signo != SIGTERM)
-            continue;
-        if (s->exited)              /* asked to go, and nothing is left to wait for but a reader */
-            s->collected = true;
-        else
-            session_end(s, TERM_GRACE_MS);
+    for (int i = 0; i < SIGNALS_MAX; i++) {
+        if (read(signals_fd, &info, sizeof info) != (ssize_t)sizeof info)
+            break;
+        if (info.ssi_signo == SIGTERM && !from_inside(s, &info))
+            on_term(s);
     }
     reap(s);
 }
@@ -220,6 +260,14 @@ static int patience_ms(const struct session *s)
     return (int)least;
 }
 
+/* By the clock, not when the loop is idle: what still runs could keep it busy. */
+static bool refreeze_due(const struct session *s)
+{
+    uint64_t since = clock_ns(CLOCK_MONOTONIC) - s->stopped_ns;
+    return (s->frozen && s->incomplete && since >= RETRY_MS * MS) ||
+           (s->frozen && s->expired && since >= REFREEZE_MS * MS);
+}
+
 static void turn(struct session *s)
 {
     struct pollfd set[2 + CONTROL_POLL_MAX] = {{.fd = signals_fd, .events = POLLIN},
@@ -239,29 +287,60 @@ static void turn(struct session *s)
     control_drop_stalled();
     if (s->ending) {
         end_step(s);
-    } else if (ready == 0 && s->frozen && (s->incomplete || s->expired)) {
-        struct freeze_result again;
-        freeze_tree(getpid(), &again);
-        s->incomplete = again.running > 0;
+    } else if (refreeze_due(s)) {
+        stop_tree(s, &(struct freeze_result){0});
     }
+}
+
+bool session_start(struct session *s)
+{
+    s->began = keeper_start(&s->options, &s->started, &s->failure);
+    s->leaving = !s->began;
+    if (s->began && chdir("/") < 0)     /* the directory it was started in must not stay busy */
+        die(1, "cannot enter /: %s", strerror(errno));
+    return s->began;
+}
+
+static int make_outbox(void)
+{
+    int fd = memfd_create("outbox", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL)      /* a kernel before 6.3; later ones may insist on it */
+        fd = memfd_create("outbox", MFD_CLOEXEC);
+    if (fd < 0)
+        die(1, "cannot make a file in memory: %s; raise the limit on open files", strerror(errno));
+    return fd;
+}
+
+static bool over(const struct session *s)
+{
+    return s->began ? s->exited && s->collected && !s->ending : s->leaving;
 }
 
 int guard_run(const struct options *o)
 {
-    struct session s = {.namespaced = getpid() == 1};
+    struct session s = {.options = *o, .started = {.master = -1}, .namespaced = getpid() == 1};
+    /* As PID 1 it shares its uid with the session, but not its memory and descriptors. */
+    if (s.namespaced)
+        prctl(PR_SET_DUMPABLE, 0);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    control_listen(o->socket);
-    keeper_start(o, &s.started);
-    s.outbox = memfd_create("outbox", MFD_CLOEXEC);
-    if (s.outbox < 0)
-        die(1, "cannot make a file in memory: %s; raise the limit on open files", strerror(errno));
-    watch_signals();                /* after the fork: the keeper must not inherit the mask */
-    if (chdir("/") < 0)             /* the directory it was started in must not stay busy */
-        die(1, "cannot enter /: %s", strerror(errno));
+    nonce_make();
+    control_listen(o->socket, o->shared);
+    s.outbox = make_outbox();
+    watch_signals();                /* the keeper undoes this for itself and the command */
+    if (!o->wait)
+        session_start(&s);
+    if (s.failure.code)
+        die(s.failure.code, "%s", s.failure.text);
     report_ready();
     reap(&s);                       /* it may have ended before its end was watched for */
-    while (!(s.exited && s.collected && !s.ending))
+    while (!over(&s))
         turn(&s);
+    if (s.failure.code) {
+        control_flush();
+        die(s.failure.code, "%s", s.failure.text);
+    }
     control_unlink();
+    if (!s.began)
+        return NEVER_BEGAN;
     return WIFEXITED(s.status) ? WEXITSTATUS(s.status) : 128 + WTERMSIG(s.status);
 }

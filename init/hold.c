@@ -18,6 +18,7 @@
 
 static const char usage[] =
     "usage: hold --socket PATH [options] -- command [argument...]\n"
+    "       hold --install PATH\n"
     "\n"
     "Starts command on a new terminal and guards it: the terminal and the exit status are kept\n"
     "for whoever asks on the control socket, and past a deadline everything is stopped.\n"
@@ -26,13 +27,30 @@ static const char usage[] =
     "  --size COLSxROWS           size of the terminal (80x24)\n"
     "  --cwd DIR                  directory to start the command in\n"
     "  --daemon                   return once the command runs, and stay in the background\n"
+    "  --wait                     start the command when a peer asks for it\n"
+    "  --shared                   peers of any uid may connect (mode 0666): as PID 1 only, with\n"
+    "                             the socket in a directory that keeps strangers out\n"
+    "  --term-grace MS            on SIGTERM, what is left after it is killed (5000)\n"
     "  --namespace auto|yes|no    own PID namespace; auto: if root may make one (auto)\n"
+    "  --install PATH             copy this program to PATH, and nothing else\n"
     "  --version, --help\n"
     "\n"
     "Exit status: the command's (128 + signal); 127 not found; 126 not executable; 1 other.\n";
 
 /* Where a failure goes while starting in the background: an int exit code, then the message. */
 static int report_fd = -1;
+
+/* Where Kubernetes looks for why a container ended. Only PID 1 ends a container. */
+static void tell_kubelet(const char *text)
+{
+    int fd = getpid() == 1 ? open("/dev/termination-log", O_WRONLY | O_TRUNC | O_CLOEXEC) : -1;
+    if (fd < 0)
+        return;
+    if (write(fd, text, strlen(text)) < 0) {
+        /* stderr has it too */
+    }
+    close(fd);
+}
 
 void die(int code, const char *format, ...)
 {
@@ -49,6 +67,7 @@ void die(int code, const char *format, ...)
             _exit(1);
         _exit(code);
     }
+    tell_kubelet(text);
     fprintf(stderr, "hold: %s\n", text);
     _exit(code);
 }
@@ -66,13 +85,17 @@ void report_ready(void)
 
 static void parse_size(struct options *o, const char *text)
 {
-    unsigned columns, rows;
-    char rest;
-    if (sscanf(text, "%5ux%5u%c", &columns, &rows, &rest) != 2 || !columns || !rows ||
-        columns > 65535 || rows > 65535)
+    if (!read_size(text, &o->columns, &o->rows))
         die(1, "bad size %s; give columns and rows, such as 80x24", text);
-    o->columns = (unsigned short)columns;
-    o->rows = (unsigned short)rows;
+}
+
+static void parse_grace(struct options *o, const char *text)
+{
+    size_t digits = strspn(text, "0123456789");
+    unsigned long value = strtoul(text, NULL, 10);
+    if (!digits || text[digits] || digits > 7 || value > GRACE_MAX_MS)
+        die(1, "bad --term-grace %s; give milliseconds, at most %u", text, GRACE_MAX_MS);
+    o->term_grace_ms = (unsigned)value;
 }
 
 static void parse_namespace(struct options *o, const char *text)
@@ -93,6 +116,8 @@ static void parse(struct options *o, int argc, char **argv)
         {"socket", required_argument, 0, 's'}, {"size", required_argument, 0, 'z'},
         {"cwd", required_argument, 0, 'c'},    {"daemon", no_argument, 0, 'd'},
         {"namespace", required_argument, 0, 'n'}, {"help", no_argument, 0, 'h'},
+        {"wait", no_argument, 0, 'w'},         {"shared", no_argument, 0, 'a'},
+        {"term-grace", required_argument, 0, 'g'}, {"install", required_argument, 0, 'i'},
         {"version", no_argument, 0, 'v'},      {0, 0, 0, 0}};
     for (int got; (got = getopt_long(argc, argv, "+", known, NULL)) != -1;) {
         switch (got) {
@@ -101,6 +126,10 @@ static void parse(struct options *o, int argc, char **argv)
         case 'c': o->cwd = optarg; break;
         case 'd': o->daemon = true; break;
         case 'n': parse_namespace(o, optarg); break;
+        case 'w': o->wait = true; break;
+        case 'a': o->shared = true; break;
+        case 'g': parse_grace(o, optarg); break;
+        case 'i': install(optarg); exit(0);
         case 'h': fputs(usage, stdout); exit(0);
         case 'v': puts("hold " HOLD_VERSION); exit(0);
         default: die(1, "unknown option; see hold --help");
@@ -253,12 +282,18 @@ static void settle_descriptors(void)
 
 int main(int argc, char **argv)
 {
-    struct options o = {.columns = 80, .rows = 24};
+    /* The grace is well inside the 30 s that Kubernetes gives a pod. */
+    struct options o = {.columns = 80, .rows = 24, .term_grace_ms = 5000};
     int ready[2];
     settle_descriptors();
     parse(&o, argc, argv);
     make_absolute(&o);
     bool namespaced = want_namespace(&o);
+    /* With a namespace the kernel itself says who is inside, whatever their uid, and in a pod the
+     * socket's volume says who else is there. Without one the mode is what keeps others out. */
+    if (o.shared && !namespaced && getpid() != 1)
+        die(1, "--shared needs hold to be PID 1, or root to make a PID namespace; leave it out, and "
+               "in a pod do not set shareProcessNamespace or hostPID");
     if (!o.daemon && !namespaced)
         return guard_run(&o);
     if (pipe2(ready, O_CLOEXEC) < 0)

@@ -12,7 +12,7 @@
 
 /* hold.c */
 _Noreturn void die(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void report_ready(void);            /* the socket listens and the command runs */
+void report_ready(void);            /* the socket listens and the command runs, unless it waits */
 
 /* util.c */
 void *must_realloc(void *old, size_t size);
@@ -21,23 +21,43 @@ void pause_us(unsigned microseconds);
 void close_all_but(const int *keep, size_t count);
 void stdio_to_null(void);
 void signals_to_default(void);
+bool read_size(const char *text, unsigned short *columns, unsigned short *rows);
+
+/* A grace longer than an hour is a mistake, and must not overflow a clock. */
+#define GRACE_MAX_MS 3600000u
 
 struct options {
     const char *socket;             /* absolute */
     const char *cwd;                /* NULL: as inherited */
     unsigned short columns, rows;
     bool daemon;
+    bool wait;                      /* the command starts when a peer says so */
+    bool shared;                    /* peers of any uid may connect */
+    unsigned term_grace_ms;
     enum { NAMESPACE_AUTO, NAMESPACE_YES, NAMESPACE_NO } namespace;
     char **command;
 };
 
+/* install.c */
+void install(const char *path);     /* dies on any failure */
+
+/* nonce.c: names this incarnation of hold. Known to admitted peers alone, so a peer that meets it
+ * again knows that it talks to the same hold and not to something that took its socket's place. */
+void nonce_make(void);
+const char *nonce_text(void);
+void nonce_forget(void);
+
 /* keeper.c */
 struct started {
-    pid_t keeper, command;
+    pid_t keeper, command;          /* 0 until then */
     int master;
     char tty[64];
 };
-void keeper_start(const struct options *o, struct started *s);   /* dies on any failure */
+struct failure {
+    int code;                       /* the exit status it means; 0: none */
+    char text[512];
+};
+bool keeper_start(const struct options *o, struct started *s, struct failure *f);
 
 /* Who asked for the freeze that is on; both may have. */
 enum { FROZEN_BY_REQUEST = 1, FROZEN_BY_DEADLINE = 2 };
@@ -46,10 +66,15 @@ enum { FROZEN_BY_REQUEST = 1, FROZEN_BY_DEADLINE = 2 };
  * Invariant: `expired` implies nothing of the session runs, but for what the kernel refused to
  * let hold stop; nothing but a later deadline clears it. */
 struct session {
+    struct options options;
     struct started started;
+    bool began;                     /* the command was started */
+    bool leaving;                   /* it will not be: hold goes */
+    struct failure failure;         /* why it could not be */
     bool namespaced;                /* hold is PID 1 of the session's PID namespace */
     unsigned frozen;                /* FROZEN_BY_* */
     bool incomplete;                /* the last freeze left something running: try again soon */
+    uint64_t stopped_ns;            /* CLOCK_MONOTONIC: when the tree was last stopped */
 
     bool armed, expired;
     uint64_t deadline_boot_ns;      /* CLOCK_BOOTTIME: counts while the machine is suspended */
@@ -57,6 +82,7 @@ struct session {
 
     bool exited, collected;
     int status;                     /* of waitpid(), once exited */
+    enum { BY_ITSELF, BY_END, BY_TERM } by;     /* what first called for its end */
 
     /* A file in memory from which the sidecar types with sendfile(). Its offset, which moves with
      * each byte the terminal takes, lives here and so outlives a sidecar killed in the act. */
@@ -69,17 +95,23 @@ struct session {
 /* guard.c */
 struct freeze_result;
 int guard_run(const struct options *o);
+/* False: it could not be started, and hold goes once the peers know why. */
+bool session_start(struct session *s);
+bool session_past_deadline(const struct session *s);
+const char *session_ended_by(const struct session *s);
 void session_freeze(struct session *s, struct freeze_result *result);
 void session_set_deadline(struct session *s, uint64_t boot_ns);
 void session_thaw(struct session *s);
-void session_end(struct session *s, uint64_t grace_ms);
+void session_end(struct session *s, uint64_t grace_ms, int by);
 
 /* control.c: the socket and its connections */
 struct pollfd;
 #define CONTROL_POLL_MAX 9
 #define REQUEST_MAX 256             /* bytes; every request is a word or two */
-void control_listen(const char *path);
+void control_listen(const char *path, bool shared);
 void control_unlink(void);
+void control_forget(void);          /* in a child: drops the connections and what was queued */
+void control_flush(void);           /* last words: waits for slow peers, but not for long */
 size_t control_poll_set(struct pollfd *set);
 void control_handle(struct session *s, const struct pollfd *set, size_t count);
 void control_drop_stalled(void);

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,19 +37,31 @@ static void report(int fd, int what, int value)
         ;
 }
 
-static void open_terminal(const struct options *o, struct started *s, int *slave)
+__attribute__((format(printf, 3, 4)))
+static bool fail(struct failure *f, int code, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    f->code = code;
+    vsnprintf(f->text, sizeof f->text, format, args);
+    va_end(args);
+    return false;
+}
+
+static bool open_terminal(const struct options *o, struct started *s, int *slave, struct failure *f)
 {
     s->master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
     if (s->master < 0 || grantpt(s->master) < 0 || unlockpt(s->master) < 0 ||
         ptsname_r(s->master, s->tty, sizeof s->tty) != 0)
-        die(1, "cannot open a terminal: %s; /dev/ptmx must exist and devpts be mounted",
-            strerror(errno));
+        return fail(f, 1, "cannot open a terminal: %s; /dev/ptmx must exist and devpts be mounted",
+                    strerror(errno));
     struct winsize size = {.ws_col = o->columns, .ws_row = o->rows};
     ioctl(s->master, TIOCSWINSZ, &size);
     *slave = open(s->tty, O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (*slave < 0)
-        die(1, "cannot open terminal %s: %s; devpts must be mounted on /dev/pts", s->tty,
-            strerror(errno));
+        return fail(f, 1, "cannot open terminal %s: %s; devpts must be mounted on /dev/pts", s->tty,
+                    strerror(errno));
+    return true;
 }
 
 /* The check after prctl() closes the gap in which the parent could already have died. */
@@ -115,6 +128,11 @@ _Noreturn static void keeper_run(const struct options *o, pid_t hold, int master
 {
     die_with_parent(hold);
     signals_to_default();
+    /* Unlike hold it belongs to what is dumped, and so may be looked into: nothing of hold's that
+     * the session must not know stays in it. */
+    control_forget();
+    nonce_forget();
+    prctl(PR_SET_DUMPABLE, 1);
     /* Signals meant for the session's groups must not take the keeper, whose end is the end. */
     static const int deaf[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGPIPE, SIGUSR1, SIGUSR2,
                                SIGALRM, SIGTSTP, SIGTTIN, SIGTTOU};
@@ -145,35 +163,40 @@ _Noreturn static void keeper_run(const struct options *o, pid_t hold, int master
     }
 }
 
-static void explain(const struct options *o, const struct report *r)
+static bool explain(const struct options *o, const struct report *r, struct failure *f)
 {
     const char *name = o->command[0], *why = strerror(r->value);
     switch (r->what) {
     case COMMAND_PID:
-        return;
+        break;
     case FAILED_FORK:
-        die(1, "cannot start a process: %s; raise the limit on processes", why);
+        return fail(f, 1, "cannot start a process: %s; raise the limit on processes", why);
     case FAILED_TERMINAL:
-        die(1, "cannot take the terminal: %s; run hold outside any sandbox that forbids it", why);
+        return fail(f, 1, "cannot take the terminal: %s; run hold outside any sandbox that forbids it",
+                    why);
     case FAILED_CWD:
-        die(1, "cannot enter directory %s: %s; give one that exists with --cwd", o->cwd, why);
+        return fail(f, 1, "cannot enter directory %s: %s; give one that exists with --cwd", o->cwd,
+                    why);
     case FAILED_EXEC:
         if (r->value == ENOENT || r->value == ENOTDIR)
-            die(127, "command not found: %s; check its name and PATH", name);
-        die(126, "cannot run %s: %s; it must be an executable file", name, why);
+            return fail(f, 127, "command not found: %s; check its name and PATH", name);
+        return fail(f, 126, "cannot run %s: %s; it must be an executable file", name, why);
     }
+    return true;
 }
 
-void keeper_start(const struct options *o, struct started *s)
+bool keeper_start(const struct options *o, struct started *s, struct failure *f)
 {
-    int slave, pipe[2];
-    open_terminal(o, s, &slave);
+    int slave = -1, pipe[2];
+    if (!open_terminal(o, s, &slave, f))
+        return false;
     if (pipe2(pipe, O_CLOEXEC) < 0)
-        die(1, "cannot make a pipe: %s; raise the limit on open files", strerror(errno));
+        return fail(f, 1, "cannot make a pipe: %s; raise the limit on open files", strerror(errno));
     pid_t self = getpid();
     s->keeper = fork();
     if (s->keeper < 0)
-        die(1, "cannot start a process: %s; raise the limit on processes", strerror(errno));
+        return fail(f, 1, "cannot start a process: %s; raise the limit on processes",
+                    strerror(errno));
     if (s->keeper == 0)
         keeper_run(o, self, s->master, slave, pipe[1]);
     close(slave);
@@ -185,10 +208,12 @@ void keeper_start(const struct options *o, struct started *s)
             continue;
         if (n != (ssize_t)sizeof r)
             break;
-        explain(o, &r);
+        if (!explain(o, &r, f))
+            return false;
         s->command = r.value;
     }
     close(pipe[0]);
     if (s->command == 0)
-        die(1, "the session's keeper ended before the command started; try again");
+        return fail(f, 1, "the session's keeper ended before the command started; try again");
+    return true;
 }

@@ -13,8 +13,7 @@
 #include "hold.h"
 #include "json.h"
 
-/* A grace longer than an hour is a mistake, and must not overflow a clock. */
-#define GRACE_MAX_MS 3600000u
+static const char NOT_STARTED[] = "the command was not started yet; ask start first";
 
 static void send_json(struct connection *c, struct json *j)
 {
@@ -49,6 +48,8 @@ static void on_status(struct session *s, struct connection *c)
     json_pair_number(&j, "keeper_pid", s->started.keeper);
     json_pair_number(&j, "command_pid", s->started.command);
     json_pair_string(&j, "tty", s->started.tty);
+    json_pair_string(&j, "nonce", nonce_text());
+    json_pair_bool(&j, "started", s->began);
     json_pair_bool(&j, "namespace", s->namespaced);
     json_pair_bool(&j, "frozen", s->frozen != 0);
     json_pair_bool(&j, "expired", s->expired);
@@ -63,8 +64,40 @@ static void on_status(struct session *s, struct connection *c)
         json_pair_number(&j, "signal", WTERMSIG(s->status));
     else
         json_pair_null(&j, "signal");
+    if (s->exited)
+        json_pair_string(&j, "by", session_ended_by(s));
+    else
+        json_pair_null(&j, "by");
     json_raw(&j, "}");
     send_json(c, &j);
+    explicit_bzero(j.text, j.length);   /* the nonce: a keeper forked later must not have it */
+}
+
+static void answer_cannot_start(struct connection *c, const struct failure *f)
+{
+    static struct json j;
+    json_start(&j);
+    json_raw(&j, "{");
+    json_pair_bool(&j, "ok", false);
+    json_pair_string(&j, "error", "cannot_start");
+    json_pair_string(&j, "message", f->text);
+    json_pair_number(&j, "code", f->code);
+    json_raw(&j, "}");
+    send_json(c, &j);
+}
+
+static void on_start(struct session *s, struct connection *c)
+{
+    if (s->began)
+        answer_error(c, "started", "the command was started before; ask status how it is");
+    else if (s->leaving)
+        answer_error(c, "ending", "hold is on its way out; nothing can be started");
+    else if (session_past_deadline(s))
+        answer_error(c, "expired", "the deadline has passed; set a later one first");
+    else if (session_start(s))
+        answer_ok(c);
+    else
+        answer_cannot_start(c, &s->failure);
 }
 
 static void on_freeze(struct session *s, struct connection *c)
@@ -148,6 +181,10 @@ static void on_signal(struct session *s, struct connection *c, const char *word)
         answer_error(c, "frozen", "the session is frozen; thaw it instead");
         return;
     }
+    if (!s->began) {
+        answer_error(c, "not_started", NOT_STARTED);
+        return;
+    }
     pid_t group = tcgetpgrp(s->started.master);
     if (group <= 1 || kill(-group, number) < 0) {
         answer_error(c, "no_foreground", "no foreground process could be signalled");
@@ -161,28 +198,54 @@ static void on_graph(struct session *s, struct connection *c, bool foreground_on
     connection_start_graph(c, graph_new(&s->started, foreground_only));
 }
 
+static void on_end(struct session *s, struct connection *c, uint64_t grace_ms)
+{
+    if (!s->began)
+        s->leaving = true;
+    else if (!s->exited)
+        session_end(s, grace_ms, BY_END);
+    answer_ok(c);
+}
+
 static bool with_argument(struct session *s, struct connection *c, const char *verb, const char *word)
 {
     uint64_t number;
+    unsigned short columns, rows;
     if (strcmp(verb, "signal") == 0) {
         on_signal(s, c, word);
     } else if (strcmp(verb, "deadline") == 0 && read_number(word, &number)) {
         session_set_deadline(s, number);
         answer_ok(c);
     } else if (strcmp(verb, "end") == 0 && read_number(word, &number) && number <= GRACE_MAX_MS) {
-        if (!s->exited)
-            session_end(s, number);
-        answer_ok(c);
+        on_end(s, c, number);
+    } else if (strcmp(verb, "start") == 0 && read_size(word, &columns, &rows)) {
+        s->options.columns = columns;
+        s->options.rows = rows;
+        on_start(s, c);
     } else {
         return false;
     }
     return true;
 }
 
+static bool needs_the_tree(const char *verb)
+{
+    static const char *const verbs[] = {"master", "outbox",     "freeze",   "thaw",
+                                        "graph",  "foreground", "collected"};
+    for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++)
+        if (strcmp(verb, verbs[i]) == 0)
+            return true;
+    return false;
+}
+
 static bool without_argument(struct session *s, struct connection *c, const char *verb)
 {
     if (strcmp(verb, "status") == 0)
         on_status(s, c);
+    else if (strcmp(verb, "start") == 0)
+        on_start(s, c);
+    else if (!s->began && needs_the_tree(verb))
+        answer_error(c, "not_started", NOT_STARTED);
     else if (strcmp(verb, "master") == 0)
         connection_send(c, "{\"ok\":true}", strlen("{\"ok\":true}"), s->started.master);
     else if (strcmp(verb, "outbox") == 0)
@@ -218,6 +281,6 @@ void request_handle(struct session *s, struct connection *c, char *text, size_t 
         done = without_argument(s, c, verb);
     if (!done)
         answer_error(c, "bad_request",
-                     "ask: status, master, freeze, thaw, deadline NS, graph, foreground, end MS, "
-                     "signal NAME, outbox, collected");
+                     "ask: status, start COLSxROWS, master, freeze, thaw, deadline NS, graph, "
+                     "foreground, end MS, signal NAME, outbox, collected");
 }

@@ -1,3 +1,4 @@
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -40,11 +41,29 @@ static int by_value(const void *a, const void *b)
     return *(const int *)a - *(const int *)b;
 }
 
+/* The kernel lists them by number, so closing one does not hide another. */
+static bool close_listed(unsigned first, unsigned last)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    if (!dir)
+        return false;
+    for (struct dirent *e; (e = readdir(dir));) {
+        unsigned fd = (unsigned)atoi(e->d_name);
+        if (fd >= first && fd <= last && (int)fd != dirfd(dir))
+            close((int)fd);
+    }
+    closedir(dir);
+    return true;
+}
+
 static void close_between(unsigned first, unsigned last)
 {
     if (first > last || close_range(first, last, 0) == 0)
         return;
-    /* An old kernel or seccomp profile has no close_range. */
+    /* An old kernel or seccomp profile has no close_range, and container runtimes set limits on
+     * open files that would take minutes to count to. */
+    if (close_listed(first, last))
+        return;
     struct rlimit limit = {.rlim_cur = 65536};
     getrlimit(RLIMIT_NOFILE, &limit);
     for (unsigned fd = first; fd <= last && fd < limit.rlim_cur; fd++)
@@ -81,6 +100,18 @@ void stdio_to_null(void)
             dup2(null, fd);
     if (null > 2)
         close(null);
+}
+
+bool read_size(const char *text, unsigned short *columns, unsigned short *rows)
+{
+    unsigned c, r;
+    char rest;
+    if (strspn(text, "0123456789x") != strlen(text) ||
+        sscanf(text, "%5ux%5u%c", &c, &r, &rest) != 2 || !c || !r || c > 65535 || r > 65535)
+        return false;
+    *columns = (unsigned short)c;
+    *rows = (unsigned short)r;
+    return true;
 }
 
 void signals_to_default(void)

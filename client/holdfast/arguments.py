@@ -20,6 +20,8 @@ GRACE_SECONDS: Final = 5.0
 EXEC_SECONDS: Final = 60.0
 SHELLS: Final = ("bash", "zsh", "fish")
 WAIT_FOR: Final = ("prompt", "reading", "password", "running", "frozen", "ended", "input")
+# Any of these, and the session meant is one in a cluster.
+CLUSTER_OPTIONS: Final = ("--cluster", "-n", "--namespace", "--context", "--kubeconfig")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -65,6 +67,18 @@ class Spec(NamedTuple):
     names_session: bool = True
     command_first: bool = False
     """The first word begins the command to run; what follows it is not ours to read."""
+    in_cluster: bool = True
+    """Whether it may also be said of sessions in a cluster."""
+
+
+class Target(NamedTuple):
+    """Which cluster and namespace, as kubectl is to be told; and what the user typed to get here,
+    so that advice can be typed as well."""
+
+    prog: str
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: str | None = None
 
 
 class Given(NamedTuple):
@@ -72,6 +86,8 @@ class Given(NamedTuple):
     words: list[str]
     after: list[str] | None
     """What followed `--`; None if there was none."""
+    target: Target | None = None
+    """The cluster meant; None for sessions on this machine."""
 
 
 def size(text: str) -> tuple[int, int]:
@@ -194,6 +210,41 @@ def _end(parser: CommandParser) -> None:
     parser.option("--all", action="store_true", help="end every session on this machine")
 
 
+def _run_in_cluster(parser: CommandParser) -> None:
+    parser.option("--image", metavar="IMAGE", help="the container image it runs in")
+    parser.option("-d", "--detach", action="store_true", help="create it and do not attach")
+    parser.option("--size", type=size, metavar="CxR", help="columns x rows (default: your window)")
+    parser.option(
+        "--scrollback", type=count, default=SCROLLBACK, metavar="N",
+        help="lines kept above the screen (default: %(default)s)",
+    )  # fmt: skip
+    _detach_keys(parser)
+    _output(parser)
+
+
+def _ls_in_cluster(parser: CommandParser) -> None:
+    parser.option("-A", "--all-namespaces", action="store_true", help="in every namespace")
+    _ls(parser)
+
+
+def _end_in_cluster(parser: CommandParser) -> None:
+    parser.option("--no-wait", action="store_true", help="ask for its end and do not wait for it")
+    parser.option("--all", action="store_true", help="end every session in the namespace")
+
+
+def _cluster(parser: CommandParser, short: bool) -> None:
+    group = parser.add_argument_group("sessions in a cluster")
+    names = ("-n", "--namespace") if short else ("--namespace",)
+    for *flags, metavar, text in (
+        (*names, "NS", "the namespace (default: that of your kubeconfig)"),
+        ("--context", "NAME", "the kubeconfig's context"),
+        ("--kubeconfig", "FILE", "the kubeconfig"),
+    ):
+        group.add_argument(*flags, metavar=metavar, help=text)
+        parser.takes_value.update(flags)
+    group.add_argument("--cluster", action="store_true", help="the cluster kubectl would talk to")
+
+
 _NAME_HINT: Final = "\n\nNAME may be left out while exactly one session lives."
 
 COMMANDS: Final[dict[str, Spec]] = {
@@ -221,6 +272,7 @@ COMMANDS: Final[dict[str, Spec]] = {
         "start and visit", "print the address of the browser page", "[NAME]", _output,
         "The address contains the token: whoever has it can type into your sessions.\n\n"
         "examples:\n  {prog} url build",
+        in_cluster=False,
     ),
     "screen": Spec(
         "read and write", "print what is on the screen", "[NAME]", _screen,
@@ -246,6 +298,10 @@ COMMANDS: Final[dict[str, Spec]] = {
     "state": Spec(
         "watch", "say what a session is doing", "[NAME]", _output,
         "examples:\n  {prog} state build\n  {prog} state build -o json",
+    ),
+    "describe": Spec(
+        "watch", "say all that is known of a session, and why", "[NAME]", _output,
+        "examples:\n  {prog} describe build",
     ),
     "wait": Spec(
         "watch", "wait until a session is in some state", "[NAME]", _wait,
@@ -285,18 +341,47 @@ COMMANDS: Final[dict[str, Spec]] = {
         "  source <({prog} completion bash)\n"
         "  {prog} completion zsh > ~/.zfunc/_holdfast\n"
         "  {prog} completion fish > ~/.config/fish/completions/holdfast.fish",
-        names_session=False,
+        names_session=False, in_cluster=False,
     ),
     "help": Spec(
         "more", "explain a command", "[COMMAND]", _none, "examples:\n  {prog} help run",
+        names_session=False, in_cluster=False,
+    ),
+    "version": Spec(
+        "more", "print the version", "", _output, "", names_session=False, in_cluster=False
+    ),
+}  # fmt: skip
+
+# Commands that are said otherwise of a cluster.
+IN_CLUSTER: Final[dict[str, Spec]] = {
+    "run": Spec(
+        "start and visit", "create a session in the cluster, and attach to it",
+        "NAME [-- COMMAND…]", _run_in_cluster,
+        "The pod it gets fits the restricted profile. For volumes, resources or another user\n"
+        "write a Session and apply it with kubectl.\n\n"
+        "examples:\n"
+        "  {prog} run build --image debian:stable-slim -- bash\n"
+        "  {prog} run job -d --image python:3.13 -- python -m http.server",
         names_session=False,
     ),
-    "version": Spec("more", "print the version", "", _output, "", names_session=False),
+    "ls": Spec(
+        "start and visit", "list the sessions in the cluster", "", _ls_in_cluster,
+        "examples:\n  {prog} ls\n  {prog} ls --all-namespaces",
+        names_session=False,
+    ),
+    "end": Spec(
+        "control", "end a session and everything in it, for good", "[NAME]", _end_in_cluster,
+        "examples:\n  {prog} end build\n  {prog} end --all --no-wait",
+    ),
 }  # fmt: skip
 
 
-def parser_for(prog: str, command: str) -> CommandParser:
-    spec = COMMANDS[command]
+def spec_of(command: str, cluster: bool) -> Spec:
+    return IN_CLUSTER.get(command, COMMANDS[command]) if cluster else COMMANDS[command]
+
+
+def parser_for(prog: str, command: str, cluster: bool = False) -> CommandParser:
+    spec = spec_of(command, cluster)
     description = spec.summary[0].upper() + spec.summary[1:] + "."
     epilog = spec.epilog.replace("{prog}", prog)
     parser = CommandParser(
@@ -306,14 +391,39 @@ def parser_for(prog: str, command: str) -> CommandParser:
         epilog=epilog + (_NAME_HINT if spec.names_session else ""),
     )
     spec.options(parser)
+    if spec.in_cluster:
+        # On this machine `run -n` is the session's name, and was so before there were clusters.
+        _cluster(parser, short=cluster or command != "run")
     return parser
 
 
-def parse(parser: CommandParser, command: str, tokens: Sequence[str]) -> Given:
-    options, words, after = split(
-        tokens, parser.takes_value, stop_at_word=COMMANDS[command].command_first
-    )
-    return Given(parser.parse_args(options), words, after)
+def parse(
+    parser: CommandParser, command: str, tokens: Sequence[str], cluster: bool = False
+) -> Given:
+    first = spec_of(command, cluster).command_first
+    options, words, after = split(tokens, parser.takes_value, stop_at_word=first)
+    read = parser.parse_args(options)
+    if not cluster:
+        return Given(read, words, after)
+    chosen = (getattr(read, name, None) for name in ("namespace", "context", "kubeconfig"))
+    return Given(read, words, after, Target(parser.prog.rpartition(" ")[0], *chosen))
+
+
+def means_cluster(command: str, tokens: Sequence[str]) -> bool:
+    """Whether an option says so; `kubectl holdfast` means it without."""
+    wanted = [name for name in CLUSTER_OPTIONS if command != "run" or name != "-n"]
+
+    def says_so(token: str) -> bool:
+        return any(
+            token.partition("=")[0] == name or (name == "-n" and token.startswith("-n"))
+            for name in wanted
+        )
+
+    if not COMMANDS[command].in_cluster or not any(map(says_so, tokens)):
+        return False
+    # It is one of ours only where options may stand, and not as another option's value.
+    known = parser_for("", command).takes_value | parser_for("", command, True).takes_value
+    return any(map(says_so, split(tokens, known, COMMANDS[command].command_first)[0]))
 
 
 def split(

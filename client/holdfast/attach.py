@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterable
 from types import FrameType
-from typing import Final
+from typing import Any, Final, Protocol
 
 from holdfast import sequences
 from holdfast.attach_core import (
@@ -27,12 +27,9 @@ from holdfast.attach_core import (
     Settings,
     Show,
 )
-from holdfast.connection import RECEIVE_BYTES, open_socket
-from holdfast.keys import Key
-from holdfast.local import Reviver
-from holdfast.paths import SessionFolder
+from holdfast.connection import RECEIVE_BYTES
 from holdfast.terminal import RawTerminal
-from holdfast_wire.errors import BadRequest, HoldfastError, Unavailable
+from holdfast_wire.errors import BadRequest, HoldfastError, Retry
 from holdfast_wire.frames import Decoder, encode
 
 _READ_BYTES: Final = 1 << 16
@@ -97,17 +94,33 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_FATAL, signal.SIGINT))
 
 
+class Link(Protocol):
+    """How a session is reached, again and again. None of it may keep the user waiting."""
+
+    def open(self) -> socket.socket:
+        """A connected socket, or one that will be. A `Retry` if not now; other errors are final."""
+
+    def why(self) -> HoldfastError | None:
+        """Why the socket has come to its end, if that is known."""
+
+    def exit_status(self) -> dict[str, Any] | None: ...
+
+    def finish(self) -> None:
+        """See that what was sent arrives, before the end."""
+
+    def close(self) -> None: ...
+
+
 class Attachment:
     """Runs one attachment to its end."""
 
     def __init__(
-        self, folder: SessionFolder, core: AttachCore, terminal: RawTerminal, signals: Signals
+        self, link: Link, core: AttachCore, terminal: RawTerminal, signals: Signals
     ) -> None:
-        self._folder = folder
+        self._link = link
         self._core = core
         self._terminal = terminal
         self._signals = signals
-        self._reviver = Reviver(folder)
         self._socket: socket.socket | None = None
         self._decoder = Decoder()
         self._outgoing = bytearray()
@@ -125,6 +138,7 @@ class Attachment:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        self._link.close()
         self._outgoing.clear()
         self._decoder = Decoder()
 
@@ -190,8 +204,16 @@ class Attachment:
             self._lose()
 
     def _lose(self) -> None:
+        error = self._link.why()
         self.close()
-        self._perform(self._core.lost(time.monotonic()))
+        self._failed(error)
+
+    def _failed(self, error: HoldfastError | None) -> None:
+        if error is None or isinstance(error, Retry):
+            reason = error.message if error is not None else ""
+            self._perform(self._core.lost(time.monotonic(), reason))
+        else:
+            self._perform(self._core.gone(error, self._link.exit_status()))
 
     def _perform(self, actions: Iterable[Action]) -> None:
         """Act. What is to be shown is gathered, so that many small frames make one write."""
@@ -231,41 +253,35 @@ class Attachment:
 
     def _connect(self) -> None:
         try:
-            self._socket = open_socket(self._folder.sidecar_socket, timeout=1.0)
-        except Unavailable:
-            try:
-                self._reviver.nudge()
-            except HoldfastError as error:
-                self._perform(self._core.gone(error, self._reviver.exit_status()))
-                return
-            self._perform(self._core.lost(time.monotonic()))
+            self._socket = self._link.open()
+        except HoldfastError as error:
+            self._failed(error)
             return
         self._socket.setblocking(False)
         self._perform(self._core.connected())
 
     def _flush(self) -> None:
         """What was typed just before the detach keys still goes out."""
-        if self._socket is None or not self._outgoing:
+        if self._socket is None or not self._core.unacked:
             return
         try:
             self._socket.settimeout(_FLUSH_SECONDS)
             self._socket.sendall(self._outgoing)
         except OSError:
             return
+        self._link.finish()
 
 
-def attach(
-    folder: SessionFolder, keys: tuple[Key, ...], *, view: bool = False, greet: str = ""
-) -> int:
+def nonce() -> str:
+    """For `Settings`."""
+    return os.urandom(8).hex()
+
+
+def attach(link: Link, settings: Settings) -> int:
     """Attach this process's terminal until the user leaves or the session ends. The exit code."""
-    require_terminal(folder.name)
     terminal = RawTerminal()
-    nonce = os.urandom(8).hex()
-    core = AttachCore(Settings(folder.name, view, keys, nonce), terminal.size())
-    if greet:
-        sys.stdout.write(greet)
-        sys.stdout.flush()
-    left = _attached(folder, core, terminal)
+    core = AttachCore(settings, terminal.size())
+    left = _attached(link, settings.name, core, terminal)
     if left.message:
         sys.stdout.write(left.message + "\n")
         sys.stdout.flush()
@@ -274,9 +290,9 @@ def attach(
     return left.code
 
 
-def _attached(folder: SessionFolder, core: AttachCore, terminal: RawTerminal) -> Leave:
+def _attached(link: Link, name: str, core: AttachCore, terminal: RawTerminal) -> Leave:
     with Signals() as signals:
-        attachment = Attachment(folder, core, terminal, signals)
+        attachment = Attachment(link, core, terminal, signals)
         try:
             with terminal:
                 try:
@@ -288,15 +304,15 @@ def _attached(folder: SessionFolder, core: AttachCore, terminal: RawTerminal) ->
         except Terminated as terminated:
             return Leave(
                 128 + terminated.number,
-                f"[detached from {folder.name} by {signal.Signals(terminated.number).name}]",
+                f"[detached from {name} by {signal.Signals(terminated.number).name}]",
             )
 
 
-def require_terminal(name: str) -> None:
+def require_terminal(name: str, prog: str = "holdfast") -> None:
     if not (os.isatty(0) and os.isatty(1)):
         which = "standard input" if not os.isatty(0) else "standard output"
         raise BadRequest(
             f"attach needs a terminal, and {which} is not one",
-            f"to type into the session from a program: holdfast send {name} TEXT --enter;"
-            f" to read it: holdfast screen {name}",
+            f"to type into the session from a program: {prog} send {name} TEXT --enter;"
+            f" to read it: {prog} screen {name}",
         )

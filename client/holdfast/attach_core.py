@@ -21,6 +21,7 @@ from holdfast.detach import HOLD_SECONDS, DetachScanner
 from holdfast.exits import describe_exit
 from holdfast.keys import Key, spell
 from holdfast.overlay import Overlay
+from holdfast.render import plain
 from holdfast_wire.errors import Ended, HoldfastError, Retry
 from holdfast_wire.frames import (
     Ack,
@@ -68,6 +69,11 @@ class Settings(NamedTuple):
     keys: tuple[Key, ...]
     nonce: str
     """Random, so that the idempotency keys of two clients never meet."""
+    again: str
+    """What to type to come back."""
+    modality: str = "cli"
+    actor: str = ""
+    """Who we are; empty for whoever the kernel says."""
 
 
 class Send(NamedTuple):
@@ -110,6 +116,7 @@ class AttachCore:
         self._session_size = size
         self._session_id = ""
         self._seq: int | None = None
+        self._seen_to = 0
         self._tail = b""
         self._number = 0
         self._unacked: dict[int, Input] = {}
@@ -117,6 +124,7 @@ class AttachCore:
         self._attempts = 0
         self._retry_at = 0.0
         self._away_since = 0.0
+        self._reason = ""
         self._exit: dict[str, Any] | None = None
         self._last_seq: int | None = None
 
@@ -156,13 +164,15 @@ class AttachCore:
             "mode": "view" if self._settings.view else "write",
             "columns": columns,
             "rows": rows,
-            "modality": "cli",
+            "modality": self._settings.modality,
         }
+        if self._settings.actor:
+            body["actor"] = self._settings.actor
         if self._session_id and self._seq is not None:
             body["resume"] = {"session_id": self._session_id, "seq": self._seq}
         return [Send(Attach(body))]
 
-    def lost(self, now: float) -> list[Action]:
+    def lost(self, now: float, reason: str = "") -> list[Action]:
         """The connection broke, or could not be made."""
         if self.phase is Phase.OVER:
             return []
@@ -173,6 +183,10 @@ class AttachCore:
         first, longest = _BACKOFF
         self._retry_at = now + min(first * 2**self._attempts, longest)
         self._attempts += 1
+        before, self._reason = self._reason, plain(reason)
+        news = before != self._reason
+        if news and self._overlay.blind:
+            return self._say_away()
         return _show(self._overlay.erase())
 
     def gone(self, error: HoldfastError, exit_status: dict[str, Any] | None) -> list[Action]:
@@ -201,7 +215,7 @@ class AttachCore:
 
     def detached(self) -> list[Action]:
         name = self._settings.name
-        message = f"[detached from {name}; come back with: holdfast attach {name}]"
+        message = f"[detached from {name}; come back with: {self._settings.again}]"
         if self._unacked and self.phase in _CUT_OFF:
             message += f"\n[{self._unacked_bytes} typed bytes were not delivered]"
         return self._leave(0, message)
@@ -274,7 +288,7 @@ class AttachCore:
         if expected is not None and seq < expected:
             data = data[expected - seq :]
             seq = expected
-        self._seq = seq + len(data)
+        self._seq = self._seen_to = seq + len(data)
         self._tail = (self._tail + data[-sequences.TAIL :])[-sequences.TAIL :]
         actions: list[Action] = [Show(data)]
         if not self._overlay.hidden:
@@ -294,6 +308,7 @@ class AttachCore:
         if frame.part & Part.LAST:
             # It may end inside a sequence, if that is where the session stands.
             self._seq, self._tail = frame.seq, frame.data[-sequences.TAIL :]
+            self._seen_to = frame.seq
             if self._last_seq is not None:
                 actions += self._leave_if_complete()
         return actions
@@ -311,7 +326,8 @@ class AttachCore:
         self._enter(Phase.LIVE)
         self._session_id = session_id
         self._session_size = _size(body, self._session_size)
-        self._attempts = 0
+        self._attempts, self._reason = 0, ""
+        undelivered = self._forget_if_anew(body)
         state = body.get("state")
         if isinstance(state, dict) and state.get("activity") == "ended":
             self._exit = state.get("exit") or self._exit or {}
@@ -321,9 +337,25 @@ class AttachCore:
         if again:
             self.reconnects += 1
             self._overlay.repair(now)
+            if undelivered:
+                text = f"{undelivered} typed bytes were not delivered: the session began anew"
+                self._overlay.want(text, now)
         else:
             self._overlay.want(self._greeting(), now)
         return actions
+
+    def _forget_if_anew(self, body: dict[str, Any]) -> int:
+        """A stream shorter than what we saw of it is another incarnation's, begun from nothing
+        because the host was lost. What was typed into the old one is not for the new one; how many
+        bytes that were."""
+        seq = body.get("seq")
+        if not isinstance(seq, int) or seq >= self._seen_to:
+            return 0
+        forgotten = self._unacked_bytes
+        self._seq, self._seen_to = None, 0
+        self._unacked.clear()
+        self._unacked_bytes = 0
+        return forgotten
 
     def _greeting(self) -> str:
         name, keys = self._settings.name, spell(self._settings.keys)
@@ -381,9 +413,13 @@ class AttachCore:
         columns, rows = self._size
         name = self._settings.name
         waiting = f"connection to {name} lost, reconnecting…"
+        if self._reason:
+            waiting = f"reconnecting to {name}…"
         text = waiting if self._session_id else f"waiting for {name}…"
         if keys := spell(self._settings.keys):
             text += f" (detach: {keys})"
+        if self._reason:
+            text += f" {self._reason}"
         return [*actions, Show(self._overlay.cover(text, columns, rows))]
 
     # -- the end

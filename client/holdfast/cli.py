@@ -15,6 +15,7 @@ from holdfast_wire.errors import BadRequest, HoldfastError, Internal
 
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
+KUBECTL_PLUGIN: Final = "kubectl holdfast"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,12 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def program_name(path: str) -> str:
     """kubectl runs `kubectl-holdfast` for `kubectl holdfast`; help shows what the user types."""
     name = os.path.basename(path)  # noqa: PTH119 - pathlib is not needed to print help
-    return "kubectl holdfast" if name.startswith("kubectl-") else "holdfast"
+    return KUBECTL_PLUGIN if name.startswith("kubectl-") else "holdfast"
 
 
 def dispatch(prog: str, tokens: list[str]) -> int:
-    from holdfast.arguments import COMMANDS, overview, parse, parser_for
+    from holdfast.arguments import COMMANDS, means_cluster, overview, parse, parser_for
 
+    tokens = _command_first(tokens)
     if not tokens or tokens[0] in ("-h", "--help"):
         sys.stdout.write(overview(prog))
         return 0
@@ -64,11 +66,32 @@ def dispatch(prog: str, tokens: list[str]) -> int:
         raise _unknown(prog, command)
     if command == "help":
         return _help(prog, rest)
-    parser = parser_for(prog, command)
-    given = parse(parser, command, rest)
+    cluster = prog == KUBECTL_PLUGIN or means_cluster(command, rest)
+    if cluster and prog != KUBECTL_PLUGIN:
+        prog += " --cluster"
+    parser = parser_for(prog, command, cluster)
+    given = parse(parser, command, rest, cluster)
     from holdfast.commands import HANDLERS
 
     return HANDLERS[command](given)
+
+
+def _command_first(tokens: list[str]) -> list[str]:
+    """`kubectl holdfast -n team ls` is what people type who are used to kubectl."""
+    from holdfast.arguments import CLUSTER_OPTIONS
+
+    hoisted: list[str] = []
+    position = 0
+    while position < len(tokens) and tokens[position].partition("=")[0] in CLUSTER_OPTIONS:
+        given = tokens[position]
+        position += 1
+        # Before the command it can only mean the namespace; after `run` it is also a name's.
+        hoisted.append("--namespace" if given == "-n" else given)
+        if given != "--cluster" and "=" not in given and position < len(tokens):
+            hoisted.append(tokens[position])
+            position += 1
+    rest = tokens[position:]
+    return [rest[0], *hoisted, *rest[1:]] if hoisted and rest else tokens
 
 
 def _help(prog: str, words: list[str]) -> int:
@@ -79,7 +102,8 @@ def _help(prog: str, words: list[str]) -> int:
         return 0
     if words[0] not in COMMANDS:
         raise _unknown(prog, words[0])
-    sys.stdout.write(parser_for(prog, words[0]).format_help())
+    cluster = prog == KUBECTL_PLUGIN
+    sys.stdout.write(parser_for(prog, words[0], cluster).format_help())
     return 0
 
 

@@ -1,5 +1,6 @@
 """The commands that look at and act on one session. Each is a function from what was given to an
-exit code; `lifecycle.py` has those that start, visit and end sessions.
+exit code; `lifecycle.py` has those that start, visit and end sessions on this machine,
+`cluster_commands.py` the same in a cluster.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.arguments import SHELLS, WAIT_FOR, Given
-from holdfast.paths import state_dir
+from holdfast.places import place_of
 from holdfast.render import Cell, Style, plain, process_tree, table, to_stderr
-from holdfast_wire.errors import BadRequest, Busy, Ended, NotFound, Unavailable
+from holdfast_wire.errors import BadRequest, Busy, Ended
 
 if TYPE_CHECKING:
     from holdfast.connection import Connection
@@ -44,31 +45,10 @@ def no_more(words: list[str], after: list[str] | None = None) -> None:
         raise BadRequest(f"what is {plain(extra[0])[:40]!r} for?", "see the command's --help")
 
 
-def pick(words: list[str]) -> str:
-    """The session meant: the first word, or the only one that lives."""
-    if words:
-        return words[0]
-    from holdfast.sessions import living
-
-    names = [folder.name for folder in living(state_dir())]
-    if len(names) == 1:
-        return names[0]
-    if not names:
-        raise NotFound("there is no session", "start one with: holdfast run")
-    shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-    raise BadRequest("which session?", f"there are several; name one of: {shown}")
-
-
-def connect(name: str) -> Connection:
-    # Loaded here: what talks to no session (completion, help) starts faster without it.
-    from holdfast.local import connect_local
-
-    return connect_local(name, to_stderr, "cli")
-
-
 def session_of(given: Given) -> Connection:
     no_more(given.words[1:], given.after)
-    return connect(pick(given.words))
+    place = place_of(given)
+    return place.connect(place.pick(given.words))
 
 
 def _ask(given: Given, kind: str, **fields: Any) -> Any:
@@ -78,12 +58,18 @@ def _ask(given: Given, kind: str, **fields: Any) -> Any:
 
 def screen(given: Given) -> int:
     options = given.options
-    result = _ask(
-        given,
-        "screen",
-        format="ansi" if options.ansi else "text",
-        scrollback=options.scrollback,
-    )
+    no_more(given.words[1:], given.after)
+    place = place_of(given)
+    name = place.pick(given.words)
+    style = "ansi" if options.ansi else "text"
+    try:
+        with place.connect(name) as session:
+            result = session.request("screen", format=style, scrollback=options.scrollback)
+    except Ended as error:
+        result = place.last_screen(name)
+        if result is None:
+            raise
+        to_stderr(f"{plain(error.message)}; these are its last lines")
     if options.output == "json":
         write_json(result)
         return 0
@@ -99,14 +85,15 @@ def screen(given: Given) -> int:
 def send(given: Given) -> int:
     from base64 import b64encode
 
-    name = pick(given.words)
-    data = _typed(given, name)
+    place = place_of(given)
+    name = place.pick(given.words)
+    data = _typed(given, place.advise("send", name))
     if given.options.key and len(data) > _SEND_BYTES:
         raise BadRequest(
             f"with --key at most {_SEND_BYTES} bytes are sent at once", "send less, or without it"
         )
     result: Any = {}
-    with connect(name) as session:
+    with place.connect(name) as session:
         for start in range(0, len(data), _SEND_BYTES):
             part = b64encode(data[start : start + _SEND_BYTES]).decode()
             result = session.request("send", base64=part, key=given.options.key)
@@ -117,7 +104,7 @@ def send(given: Given) -> int:
     return 0
 
 
-def _typed(given: Given, name: str) -> bytes:
+def _typed(given: Given, example: str) -> bytes:
     from holdfast.keys import encode_keys
 
     words = [*given.words[1:], *(given.after or [])]
@@ -129,7 +116,7 @@ def _typed(given: Given, name: str) -> bytes:
     if not data:
         raise BadRequest(
             "there is nothing to send",
-            f"for example: holdfast send {name} 'make test' --enter; or --keys C-c",
+            f"for example: {example} 'make test' --enter; or --keys C-c",
         )
     return data
 
@@ -145,7 +132,8 @@ def execute(given: Given) -> int:
         )
     no_more(given.words[1:])
     command = given.after[0] if len(given.after) == 1 else shlex.join(given.after)
-    with connect(pick(given.words)) as session:
+    place = place_of(given)
+    with place.connect(place.pick(given.words)) as session:
         result = session.request(
             "exec",
             within=options.timeout + _SLACK_SECONDS,
@@ -205,11 +193,12 @@ def wait(given: Given) -> int:
     options = given.options
     wanted = _wanted(options.wanted)
     no_more(given.words[1:], given.after)
-    name = pick(given.words)
+    place = place_of(given)
+    name = place.pick(given.words)
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
     pause, longest = _POLL
     while True:
-        result = _look(name)
+        result = place.look(name)
         activity = result.get("activity")
         if activity in wanted:
             if options.output == "json":
@@ -223,7 +212,7 @@ def wait(given: Given) -> int:
         if left <= 0:
             raise TimedOut(
                 f"session {name} is not there after {options.timeout:g} s; {_sentence(result)}",
-                "wait longer with --timeout, or look: holdfast screen " + name,
+                f"wait longer with --timeout, or look: {place.advise('screen', name)}",
             )
         time.sleep(min(pause, left))
         pause = min(pause * 1.5, longest)
@@ -239,25 +228,6 @@ def _wanted(text: str) -> set[str]:
     if "input" in wanted:
         wanted |= _WAITING
     return wanted
-
-
-def _look(name: str) -> dict[str, Any]:
-    """The state now; a sidecar that dies while we wait is brought back, not complained of."""
-    from holdfast.local import connect_local
-    from holdfast.sessions import exit_status, find
-
-    for attempt in range(3):
-        try:
-            with connect_local(name, modality="cli") as session:
-                found = session.request("state")
-                return found if isinstance(found, dict) else {}
-        except Ended:
-            how = exit_status(find(state_dir(), name))
-            return {"activity": "ended", "process": None, "sentence": "", "exit": how}
-        except Unavailable:
-            if attempt == 2:
-                raise
-    return {}
 
 
 def journal(given: Given) -> int:
@@ -339,9 +309,12 @@ def _lifecycle(name: str) -> Callable[[Given], int]:
     """Loaded when called: most commands need none of it."""
 
     def handler(given: Given) -> int:
-        from holdfast import lifecycle
+        if given.target is None:
+            from holdfast import lifecycle as module
+        else:
+            from holdfast import cluster_commands as module  # type: ignore[no-redef]
 
-        handle: Callable[[Given], int] = getattr(lifecycle, name)
+        handle: Callable[[Given], int] = getattr(module, name)
         return handle(given)
 
     return handler
@@ -352,6 +325,7 @@ HANDLERS: Final[dict[str, Callable[[Given], int]]] = {
     "attach": _lifecycle("attach"),
     "ls": _lifecycle("ls"),
     "url": _lifecycle("url"),
+    "describe": _lifecycle("describe"),
     "end": _lifecycle("end"),
     "screen": screen,
     "send": send,

@@ -1,7 +1,7 @@
 """Completion scripts, made from the same table as the parser, so that they cannot fall behind it.
 
 Session names come from `holdfast ls -o name`, which asks no sidecar and so is quick enough for a
-key press.
+key press; in a cluster it takes one call of the API.
 """
 
 from __future__ import annotations
@@ -20,9 +20,15 @@ def script(shell: str) -> str:
 
 
 def flags(command: str) -> list[Action]:
-    """The options of a command, as argparse has them."""
-    parser: CommandParser = parser_for("holdfast", command)
-    return [action for action in parser._actions if action.option_strings]
+    """The options of a command, on this machine and in a cluster, as argparse has them."""
+    found: list[Action] = []
+    for cluster in (False, True):
+        parser: CommandParser = parser_for("holdfast", command, cluster)
+        known = {option for action in found for option in action.option_strings}
+        found += [
+            action for action in parser._actions if not known.issuperset(action.option_strings)
+        ]
+    return found
 
 
 def _values(action: Action) -> tuple[str, ...]:
@@ -48,7 +54,9 @@ def _bash() -> str:
                 continue
             chosen = " ".join(_values(action))
             patterns = "|".join(f"{name}:{option}" for option in action.option_strings)
-            if action.dest == "cwd":
+            if action.dest == "kubeconfig":
+                reply = 'compopt -o filenames; COMPREPLY=($(compgen -f -- "$word"))'
+            elif action.dest == "cwd":
                 reply = 'compopt -o filenames; COMPREPLY=($(compgen -d -- "$word"))'
             else:
                 reply = f'COMPREPLY=($(compgen -W "{chosen}" -- "$word"))'
@@ -60,7 +68,7 @@ def _bash() -> str:
 
 _BASH: Final = """\
 # bash completion for holdfast; put `source <(holdfast completion bash)` in ~/.bashrc
-_holdfast_sessions() {{ holdfast ls -o name 2>/dev/null; }}
+_holdfast_sessions() {{ "${{COMP_WORDS[0]}}" ls -o name 2>/dev/null; }}
 
 _holdfast() {{
   local word="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}"
@@ -136,7 +144,7 @@ _ZSH: Final = """\
 # zsh completion for holdfast; save as _holdfast in a folder of your $fpath
 _holdfast_sessions() {{
   local -a names
-  names=(${{(f)"$(holdfast ls -o name 2>/dev/null)"}})
+  names=(${{(f)"$("${{service:-holdfast}}" ls -o name 2>/dev/null)"}})
   compadd -a names
 }}
 

@@ -31,9 +31,11 @@ def open_socket(path: Path, timeout: float = ANSWER_SECONDS) -> socket.socket:
 class Connection:
     """Requests, one after the other. Not for two threads at once."""
 
-    def __init__(self, connected: socket.socket, modality: str = "sdk") -> None:
+    def __init__(self, connected: socket.socket, modality: str = "sdk", actor: str = "") -> None:
         self._socket = connected
         self._as = {"modality": modality}
+        if actor:  # else it is whoever the kernel says we are
+            self._as["actor"] = actor
         self._decoder = Decoder()
         self._last_id = 0
         self._inbox: list[Frame] = []

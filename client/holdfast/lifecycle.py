@@ -12,10 +12,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast import sessions
 from holdfast.arguments import DETACH_KEYS, Given
-from holdfast.commands import connect, no_more, pick, write, write_json
+from holdfast.commands import no_more, write, write_json
 from holdfast.exits import describe_exit
 from holdfast.paths import SessionFolder, session_names, state_dir
-from holdfast.render import STATE_COLOURS, Cell, Style, command_line, duration, table, to_stderr
+from holdfast.places import Machine
+from holdfast.render import (
+    STATE_COLOURS,
+    Cell,
+    Style,
+    command_line,
+    duration,
+    fields,
+    table,
+    to_stderr,
+)
 from holdfast_wire.errors import BadRequest, Ended, HoldfastError, Unavailable
 from holdfast_wire.ids import MAX_COLUMNS, MAX_NAME, MAX_ROWS, session_name
 
@@ -34,7 +44,7 @@ def run(given: Given) -> int:
 
     options = given.options
     command = given.after or [os.environ.get("SHELL") or "bash"]
-    keys = _keys(options.detach_keys)
+    keys = detach_keys(options.detach_keys)
     state = state_dir()
     name = options.name if options.name is not None else free_name(state, command)
     attached = os.isatty(0) and os.isatty(1) and not options.detach and not options.output
@@ -46,7 +56,7 @@ def run(given: Given) -> int:
             name,
             command,
             Path(options.cwd or ".").expanduser().absolute(),
-            options.size or _window(),
+            options.size or window(),
             options.scrollback,
             os.environ,
             to_stderr,
@@ -74,7 +84,7 @@ def _started(folder: SessionFolder, output: str | None) -> int:
 
     address = Supervisor(state_dir()).ensure()
     url = address.url(folder.name)
-    with connect(folder.name) as session:
+    with Machine().connect(folder.name) as session:
         info = session.request("info")
     if output == "json":
         described = {"name": folder.name, "session_id": info.get("session_id")}
@@ -86,7 +96,7 @@ def _started(folder: SessionFolder, output: str | None) -> int:
     return 0
 
 
-def _window() -> tuple[int, int]:
+def window() -> tuple[int, int]:
     for descriptor in (1, 0, 2):
         try:
             columns, rows = os.get_terminal_size(descriptor)
@@ -115,8 +125,8 @@ def _lives(state: Path, name: str) -> bool:
 
 def attach(given: Given) -> int:
     no_more(given.words[1:], given.after)
-    keys = _keys(given.options.detach_keys)
-    name = pick(given.words)
+    keys = detach_keys(given.options.detach_keys)
+    name = Machine().pick(given.words)
     folder = sessions.find(state_dir(), name)
     from holdfast.attach import require_terminal
     from holdfast.local import ensure
@@ -133,11 +143,16 @@ def attach(given: Given) -> int:
 
 def _attach(folder: SessionFolder, keys: tuple[Key, ...], *, view: bool) -> int:
     from holdfast.attach import attach as attach_terminal
+    from holdfast.attach import nonce, require_terminal
+    from holdfast.attach_core import Settings
+    from holdfast.local import LocalLink
 
-    return attach_terminal(folder, keys, view=view)
+    require_terminal(folder.name)
+    again = Machine().advise("attach", folder.name)
+    return attach_terminal(LocalLink(folder), Settings(folder.name, view, keys, nonce(), again))
 
 
-def _keys(chosen: str | None) -> tuple[Key, ...]:
+def detach_keys(chosen: str | None) -> tuple[Key, ...]:
     from holdfast.keys import parse_detach_keys
 
     return parse_detach_keys(chosen or os.environ.get("HOLDFAST_DETACH_KEYS") or DETACH_KEYS)
@@ -248,6 +263,31 @@ def _row(entry: dict[str, Any]) -> list[Cell]:
     ]
 
 
+def describe(given: Given) -> int:
+    """What `ls -o json` has of it, in lines; a Session object has more to say."""
+    no_more(given.words[1:], given.after)
+    folder = sessions.find(state_dir(), Machine().pick(given.words))
+    entry = _entry(folder, _ask_all([folder])[0])
+    if given.options.output == "json":
+        write_json(entry)
+        return 0
+    state = entry.get("state") or {}
+    said = describe_exit(state["exit"])[0] if state.get("exit") else state.get("sentence")
+    clients = [one for one in entry.get("clients") or [] if isinstance(one, dict)]
+    facts = {
+        "Name": folder.name,
+        "State": f"{state.get('activity')}{f': {said}' if said else ''}",
+        "Command": command_line(entry.get("command", [])),
+        "Process": entry.get("pid"),
+        "Size": f"{entry.get('columns')}x{entry.get('rows')}",
+        "Turn": entry.get("holder"),
+        "Clients": ", ".join(f"{c.get('actor')} ({c.get('modality')})" for c in clients),
+        "Folder": folder.path,
+    }
+    write(fields(facts, Style.of(sys.stdout)))
+    return 0
+
+
 def end(given: Given) -> int:
     options = given.options
     state = state_dir()
@@ -258,7 +298,7 @@ def end(given: Given) -> int:
             to_stderr("there is no session to end")
     else:
         no_more(given.words[1:], given.after)
-        names = [pick(given.words)]
+        names = [Machine().pick(given.words)]
     failure: HoldfastError | None = None
     for name in names:
         try:
@@ -275,7 +315,7 @@ def end(given: Given) -> int:
 def _end(folder: SessionFolder, grace: float) -> None:
     if sessions.life(folder) is not sessions.Life.LIVE:
         raise sessions.ended_error(folder)
-    with connect(folder.name) as session:
+    with Machine().connect(folder.name) as session:
         session.request("end", grace=grace)
     deadline = time.monotonic() + grace + _END_SLACK_SECONDS
     while sessions.life(folder) is sessions.Life.LIVE:

@@ -10,12 +10,13 @@ import contextlib
 import fcntl
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from holdfast.connection import Connection
+from holdfast.connection import Connection, open_socket
 from holdfast.paths import SessionFolder, own_folder, state_dir
 from holdfast.sessions import (
     Life,
@@ -294,8 +295,9 @@ def _answers(folder: SessionFolder) -> bool:
     return True
 
 
-class Reviver:
-    """For an attached client that was cut off: get the sidecar back, without waiting for it."""
+class LocalLink:
+    """For an attached client, also one that was cut off: get the sidecar back, without waiting for
+    it."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self._folder = folder
@@ -309,3 +311,20 @@ class Reviver:
 
     def exit_status(self) -> dict[str, Any] | None:
         return exit_status(self._folder)
+
+    def open(self) -> socket.socket:
+        try:
+            return open_socket(self._folder.sidecar_socket, timeout=1.0)
+        except Unavailable:
+            self.nudge()
+            # Not what was wrong: it is back before anybody could read it.
+            raise Unavailable("") from None
+
+    def why(self) -> HoldfastError | None:
+        return None  # the next `open` finds out
+
+    def finish(self) -> None:
+        """Nothing: what was sent is in the kernel's hands."""
+
+    def close(self) -> None:
+        """Nothing: the socket is all there is."""

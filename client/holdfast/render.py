@@ -121,6 +121,16 @@ def _line(row: Sequence[Cell], widths: Sequence[int], style: Style) -> str:
     return "  ".join(parts).rstrip()
 
 
+def fields(facts: Mapping[str, object], style: Style) -> str:
+    """A line for each; those that are empty are left out."""
+    shown = {name: plain(value) for name, value in facts.items() if value not in (None, "")}
+    width = max(map(len, shown), default=0) + 3
+    return "".join(
+        style.paint(f"{name}:", "bold") + " " * (width - len(name) - 1) + f"{value}\n"
+        for name, value in shown.items()
+    )
+
+
 def duration(seconds: float) -> str:
     """Two units at most: 45s, 12m, 3h5m, 2d4h."""
     left = max(0, int(seconds))
@@ -139,6 +149,19 @@ def command_line(words: object) -> str:
     if isinstance(words, list | tuple):
         return shlex.join(plain(word) for word in words)
     return plain(words)
+
+
+def suggestion(name: str, names: Sequence[str], start: str) -> str:
+    """Advice for a name that is not among those there are. `start` starts a session."""
+    if not names:
+        return f"there are none; start one with: {start}"
+    import difflib
+
+    near = difflib.get_close_matches(name, names, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    return f"there are: {shown}"
 
 
 def process_tree(graph: Mapping[str, Any], style: Style) -> str:

@@ -77,20 +77,10 @@ def find(state: Path, name: str) -> SessionFolder:
     folder = SessionFolder(state, session_name(name))
     if folder.path.is_dir():
         return folder
-    raise NotFound(f"there is no session {name!r}", _others(state, name))
+    from holdfast.render import suggestion
 
-
-def _others(state: Path, name: str) -> str:
-    names = session_names(state)
-    if not names:
-        return "there are none; start one with: holdfast run"
-    import difflib
-
-    near = difflib.get_close_matches(name, names, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-    return f"there are: {shown}"
+    hint = suggestion(name, session_names(state), "holdfast run")
+    raise NotFound(f"there is no session {name!r}", hint)
 
 
 def living(state: Path) -> list[SessionFolder]:

@@ -69,11 +69,11 @@ class Jobs:
             if seen.activity is not Activity.PROMPT:
                 raise Busy(f"the shell is not at its prompt. {seen.sentence}", "wait for it")
             job = os.urandom(6).hex()
-            path = self._session.folder / "exec" / job
+            path = self._session.exec_folder / job
             text = shell.script(job, command, f"{actor} ({modality})", seen.name or "")
             self._session.journal.add("exec", actor=actor, modality=modality, command=command)
             try:
-                _put(path, text)
+                _put(path, text, self._session.exec_readable_by_all)
                 start = self._session.ring.head
                 order = await self._type(actor, modality, key, shell.typed(str(path)))
                 return {"order": order, "duplicate": False, **await self._follow(job, start)}
@@ -134,7 +134,10 @@ def _plain(data: bytes, columns: int, rows: int) -> str:
     return snapshot.text(terminal, scrollback=True, unwrap=True)
 
 
-def _put(path: Path, text: str) -> None:
+def _put(path: Path, text: str, readable_by_all: bool) -> None:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     path.touch(mode=0o600)
     path.write_text(text)
+    if readable_by_all:  # its shell may run as any user; who else could look is in no container
+        path.parent.chmod(0o711)
+        path.chmod(0o644)

@@ -32,12 +32,14 @@ _CONNECT_PAUSE = 0.1
 
 class HoldError(Exception):
     """`code` is hold's own (refused, busy, expired, ending, incomplete, running, frozen,
-    no_foreground, bad_request), or `absent` (nobody listens) or `lost` (the link broke)."""
+    no_foreground, not_started, started, cannot_start, bad_request), or `absent` (nobody listens)
+    or `lost` (the link broke). With cannot_start, `exit_code` is what hold exits with."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, exit_code: int | None = None) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+        self.exit_code = exit_code
 
 
 class EventKind(Enum):
@@ -49,7 +51,7 @@ class EventKind(Enum):
 @dataclass(frozen=True, slots=True)
 class HoldEvent:
     kind: EventKind
-    by: str | None = None  # FROZEN: "request" or "deadline"
+    by: str | None = None  # FROZEN: "request", "deadline"; EXITED: "itself", "end", "term"
     code: int | None = None  # EXITED: one of these two
     signal: int | None = None
 
@@ -69,6 +71,10 @@ class HoldStatus:
     exited: bool
     code: int | None
     signal: int | None
+    # An older hold, still running after an upgrade, says nothing of these.
+    started: bool = True  # false: it waits for `start`
+    nonce: str = ""  # names this hold; as PID 1 it keeps it from the session's processes
+    by: str | None = None  # once exited: "itself", "end" or "term"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,11 @@ class HoldLink:
 
     async def status(self) -> HoldStatus:
         answer = await self._ask("status")
-        return HoldStatus(**{name: answer[name] for name in HoldStatus.__slots__})
+        return HoldStatus(**{k: answer[k] for k in HoldStatus.__slots__ if k in answer})
+
+    async def start(self, columns: int, rows: int) -> None:
+        """Starts the command of a hold that waits. If that fails with cannot_start, hold exits."""
+        await self._ask(f"start {columns}x{rows}")
 
     async def master(self) -> int:
         """The terminal's master side, a descriptor the caller owns."""
@@ -264,7 +274,8 @@ def _settle(pending: _Pending) -> None:
         pending.done.set_result(pending.packets)
     else:
         _close_all(pending.fds)
-        pending.done.set_exception(HoldError(last["error"], last.get("message", "")))
+        error = HoldError(last["error"], last.get("message", ""), last.get("code"))
+        pending.done.set_exception(error)
 
 
 def _close_all(fds: list[int]) -> None:

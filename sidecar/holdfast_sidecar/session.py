@@ -44,8 +44,9 @@ _PART: Final = 512 << 10
 class Exit:
     """How the command ended."""
 
-    def __init__(self, code: int | None, signal: int | None) -> None:
-        self.code, self.signal = code, signal
+    def __init__(self, code: int | None, signal: int | None, by: str | None = None) -> None:
+        """`by`: "itself", "end" (a client asked), "term" (the pod goes) or "killed"."""
+        self.code, self.signal, self.by = code, signal, by
 
     def to_json(self) -> dict[str, int | None]:
         return {"code": self.code, "signal": self.signal}
@@ -54,6 +55,9 @@ class Exit:
 class Session:
     def __init__(self, spec: Spec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
+        # Where a command for the live shell is put: in a pod, somewhere both containers see.
+        self.exec_folder = folder / "exec"
+        self.exec_readable_by_all = False
         self.ring = Ring(folder / "ring")
         self.turn = Turn()
         self.inputs = Inputs()

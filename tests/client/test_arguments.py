@@ -6,7 +6,17 @@ import sys
 
 import pytest
 
-from holdfast.arguments import COMMANDS, Given, overview, parse, parser_for, size, split
+from holdfast.arguments import (
+    COMMANDS,
+    Given,
+    Target,
+    means_cluster,
+    overview,
+    parse,
+    parser_for,
+    size,
+    split,
+)
 from holdfast.cli import main, program_name
 from holdfast.commands import HANDLERS
 from holdfast_wire.errors import BadRequest
@@ -42,6 +52,39 @@ def test_a_run_commands_own_options_are_its_own() -> None:
         assert read.options.detach
     assert given("run", "--name=x", "-d").after is None
     assert given("run", "-n", "-odd", "--").options.name == "-odd"
+
+
+@pytest.mark.parametrize(
+    ("command", "tokens", "meant"),
+    [
+        ("ls", ("--cluster",), True),
+        ("ls", ("-n", "team"), True),
+        ("ls", ("-nteam",), True),
+        ("ls", ("--namespace=team",), True),
+        ("attach", ("build", "--context", "prod"), True),
+        ("attach", ("build", "--kubeconfig=/k"), True),
+        ("attach", ("build", "--view"), False),
+        ("attach", ("--detach-keys", "--cluster"), False),
+        ("send", ("build", "--", "--cluster"), False),
+        ("exec", ("build", "--", "kubectl", "-n", "x"), False),
+        ("run", ("-n", "name"), False),
+        ("run", ("-n", "name", "--cluster"), True),
+        ("run", ("--image", "x", "--namespace", "y", "z"), True),
+        ("run", ("kubectl", "--context", "x"), False),
+        ("version", ("--cluster",), False),
+    ],
+)
+def test_which_options_mean_a_cluster(command: str, tokens: tuple[str, ...], meant: bool) -> None:
+    assert means_cluster(command, tokens) is meant
+
+
+def test_a_clusters_options() -> None:
+    tokens = ("web", "-n", "team", "--context=prod", "--image", "x", "--", "make", "-n")
+    read = parse(parser_for("kubectl holdfast", "run", True), "run", tokens, True)
+    assert read.target == Target("kubectl holdfast", "team", "prod", None)
+    assert (read.words, read.after, read.options.image) == (["web"], ["make", "-n"], "x")
+    assert given("run", "-n", "web").options.name == "web"
+    assert given("run", "-n", "web").target is None
 
 
 def test_exec_takes_what_follows_the_dashes() -> None:

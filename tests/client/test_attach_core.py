@@ -41,7 +41,7 @@ BOTH = Part.FIRST | Part.LAST
 
 
 def core(view: bool = False) -> AttachCore:
-    return AttachCore(Settings("build", view, KEYS, "nonce"), (80, 24))
+    return AttachCore(Settings("build", view, KEYS, "nonce", "holdfast attach build"), (80, 24))
 
 
 def answer(seq: int = 0, *, resumed: bool = False, **more: Any) -> Attach:
@@ -99,6 +99,45 @@ def test_the_first_attach_asks_for_everything() -> None:
     assert isinstance(actions[-1], Connect)
     (frame,) = sent(machine.connected())
     assert frame == Attach({"mode": "write", "columns": 80, "rows": 24, "modality": "cli"})
+
+
+def test_it_says_who_it_is_if_told() -> None:
+    settings = Settings("build", True, KEYS, "nonce", "kubectl holdfast attach", "kubectl", "ana")
+    machine = AttachCore(settings, (80, 24))
+    machine.start(0.0)
+    (frame,) = sent(machine.connected())
+    assert isinstance(frame, Attach)
+    assert (frame.body["modality"], frame.body["actor"]) == ("kubectl", "ana")
+    assert "kubectl holdfast attach]" in left(machine.detached()).message
+
+
+def test_why_it_waits_is_shown_and_renewed() -> None:
+    machine = live()
+    machine.lost(1.0, "the pod\x1b[2J is starting")
+    (text,) = [text for text in [shown(machine.tick(1.0 + QUIET_SECONDS))] if text]
+    assert b"the pod is starting" in text
+    machine.connected()
+    assert shown(machine.lost(3.0, "the pod\x1b[2J is starting")) == b""
+    machine.connected()
+    assert b"no node has room" in shown(machine.lost(4.0, "no node has room"))
+
+
+@pytest.mark.parametrize(("seq", "again"), [(100, True), (140, True), (99, False), (0, False)])
+def test_what_was_typed_is_not_for_an_incarnation_begun_anew(seq: int, again: bool) -> None:
+    machine = live()
+    machine.typed(b"rm -r build\r", 1.0)
+    machine.lost(1.0)
+    machine.connected()
+    actions = machine.received(answer(seq, resumed=seq == 100), 2.0)
+    assert bool(sent(actions)) is again
+    assert machine.unacked == (1 if again else 0)
+    if not again:
+        machine.received(Snapshot(seq, 80, 24, BOTH, b"ready> "), 2.0)
+        machine.tick(3.0)
+        told = machine.received(
+            Control({"kind": "answer", "id": 1 << 41, "result": {"seq": seq}}), 3
+        )
+        assert b"12 typed bytes were not delivered" in shown(told)
 
 
 def test_output_after_a_snapshot() -> None:

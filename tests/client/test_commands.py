@@ -86,6 +86,14 @@ def test_ls(home: Home, shell: str) -> None:
     assert (entry["columns"], entry["rows"]) == (120, 40)
 
 
+def test_describe(home: Home, shell: str) -> None:
+    text = home.ok("describe", shell)
+    assert "Name:     work\n" in text
+    assert "State:    prompt: " in text
+    assert "Command:  bash --norc -i\n" in text
+    assert home.json("describe", shell)["pid"] == home.pid(shell)
+
+
 def test_hostile_titles_and_commands(home: Home, shell: str) -> None:
     home.start(
         "odd", "bash", "-c", "printf '\\033]0;\\007evil\\033]2;x\\033[2J\\007'; sleep 999 #\x1b[2J"

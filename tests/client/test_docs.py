@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.arguments import COMMANDS, DETACH_KEYS, parser_for
+from holdfast.arguments import CLUSTER_OPTIONS, COMMANDS, DETACH_KEYS, parser_for
 from holdfast.completion import flags
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +24,9 @@ def test_documented(command: str) -> None:
     text = section(command)
     for action in flags(command):
         for option in action.option_strings:
+            if option in CLUSTER_OPTIONS and (option, command) != ("-n", "run"):
+                assert f"`{option}" in section("In a cluster")
+                continue
             assert option in ("-h", "--help") or f"`{option}" in text, f"{command} {option}"
 
 

@@ -92,6 +92,17 @@ def test_ls_loads_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not _loaded("ls") & SLOW
 
 
+def test_ls_in_a_cluster_loads_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text("#!/bin/sh\necho '{\"items\": []}'\n")
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("HOLDFAST_KUBECTL", str(kubectl))
+    loaded = _loaded("ls", "--cluster")
+    assert "holdfast.kube" in loaded
+    unwanted = {"holdfast.connection", "holdfast.local", "holdfast.relay", "holdfast_wire.frames"}
+    assert not loaded & ((SLOW - {"subprocess"}) | unwanted)
+
+
 def test_completing_names_loads_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_DIR", str(tmp_path / "state"))
     assert not _loaded("ls", "-o", "name") & (SLOW | {"dataclasses", "holdfast_wire.frames"})

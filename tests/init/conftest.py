@@ -13,7 +13,7 @@ import pytest
 
 from holdfast_sidecar.hold import HoldEvent, HoldLink
 
-from .holding import Build, Session, Start, Terminal
+from .holding import Build, Session, Start, Terminal, Wait, Waiting, appears
 
 SOURCES = Path(__file__).parents[2] / "init"
 
@@ -81,6 +81,28 @@ async def start(
     yield run
     for session in sessions:
         await session.finish()
+
+
+@pytest.fixture
+async def wait(build: Build, socket_path: str, environment: dict[str, str]) -> AsyncIterator[Wait]:
+    started: list[Waiting] = []
+
+    async def run(*command: str, options: tuple[str, ...] = ()) -> Waiting:
+        hold = [build.path, "--wait", "--socket", socket_path, "--namespace", build.namespace]
+        process = await asyncio.create_subprocess_exec(
+            *hold, *options, "--", *command, env=environment, stderr=asyncio.subprocess.PIPE
+        )
+        events: list[HoldEvent] = []
+        link = await appears(socket_path, events.append)
+        started.append(Waiting(socket_path, process, link, events))
+        return started[-1]
+
+    yield run
+    for one in started:
+        one.link.close()
+        if one.process.returncode is None:
+            one.process.kill()
+            await one.process.communicate()
 
 
 @pytest.fixture

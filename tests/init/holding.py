@@ -93,6 +93,13 @@ class Terminal:
         os.close(self.fd)
 
 
+async def _event(events: list[HoldEvent], kind: EventKind) -> HoldEvent:
+    async def look() -> list[HoldEvent]:
+        return [e for e in events if e.kind is kind]
+
+    return (await eventually(look, bool, f"event {kind}"))[-1]
+
+
 @dataclass
 class Session:
     socket: str
@@ -101,10 +108,7 @@ class Session:
     events: list[HoldEvent] = field(default_factory=list)
 
     async def event(self, kind: EventKind) -> HoldEvent:
-        async def look() -> list[HoldEvent]:
-            return [e for e in self.events if e.kind is kind]
-
-        return (await eventually(look, bool, f"event {kind}"))[-1]
+        return await _event(self.events, kind)
 
     async def graph_when(self, wanted: Callable[[Graph], bool], what: str) -> Graph:
         return await eventually(self.link.graph, wanted, what)
@@ -147,6 +151,43 @@ async def _end_politely(path: str) -> None:
         link.close()
 
 
+async def appears(
+    socket_path: str, on_event: Callable[[HoldEvent], None] | None = None
+) -> HoldLink:
+    async def connect() -> HoldLink | None:
+        try:
+            return await HoldLink.connect(socket_path, on_event=on_event)
+        except HoldError:
+            return None
+
+    link = await eventually(connect, bool, "a link to hold")
+    assert link is not None
+    return link
+
+
+@dataclass
+class Waiting:
+    """A hold in front that has not started its command."""
+
+    socket: str
+    process: asyncio.subprocess.Process
+    link: HoldLink
+    events: list[HoldEvent]
+
+    async def event(self, kind: EventKind) -> HoldEvent:
+        return await _event(self.events, kind)
+
+    async def terminal(self) -> Terminal:
+        return Terminal(await self.link.master())
+
+    async def gone(self) -> tuple[int, str]:
+        """Its exit code and what it said."""
+        _, said = await asyncio.wait_for(self.process.communicate(), PATIENCE)
+        assert self.process.returncode is not None
+        return self.process.returncode, (said or b"").decode()
+
+
 Start = Callable[..., Awaitable[Session]]
+Wait = Callable[..., Awaitable[Waiting]]
 
 INTERACTIVE_BASH = ("bash", "--norc", "--noprofile", "-i")

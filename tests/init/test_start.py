@@ -14,7 +14,7 @@ import pytest
 
 from holdfast_sidecar.hold import EventKind, HoldError, HoldLink
 
-from .holding import Build, Start, Terminal, eventually
+from .holding import Build, Start, Terminal, appears, eventually
 
 
 async def run(build: Build, *arguments: str) -> tuple[int, str]:
@@ -158,7 +158,7 @@ async def test_foreground_hold_ends_with_the_command_s_status(
         env=environment,
     )  # fmt: skip
     try:
-        await _answer(await _appears(socket_path), b"\n")
+        await _answer(await appears(socket_path), b"\n")
         assert await process.wait() == 128 + signal.SIGUSR1
     finally:
         if process.returncode is None:
@@ -175,7 +175,7 @@ async def test_as_pid_1_of_a_container(
         env=environment,
     )  # fmt: skip
     try:
-        link = await _appears(socket_path)
+        link = await appears(socket_path)
         status = await link.status()
         assert (status.hold_pid, status.namespace) == (1, True)
         await _answer(link, b"\n")
@@ -183,18 +183,6 @@ async def test_as_pid_1_of_a_container(
     finally:
         if process.returncode is None:
             process.kill()
-
-
-async def _appears(socket_path: str) -> HoldLink:
-    async def connect() -> HoldLink | None:
-        try:
-            return await HoldLink.connect(socket_path)
-        except HoldError:
-            return None
-
-    link = await eventually(connect, bool, "a link to hold")
-    assert link is not None
-    return link
 
 
 async def _answer(link: HoldLink, text: bytes) -> None:

@@ -17,7 +17,8 @@ from holdfast_sidecar.hold import EventKind, HoldError, HoldEvent, HoldLink
 STATUS = {
     "ok": True, "version": 1, "hold_pid": 1, "keeper_pid": 2, "command_pid": 3, "tty": "/dev/pts/0",
     "namespace": True, "frozen": False, "expired": False, "deadline_ns": 0, "boottime_ns": 5,
-    "exited": False, "code": None, "signal": None,
+    "exited": False, "code": None, "signal": None, "started": True, "nonce": "0123456789abcdef",
+    "by": None,
 }  # fmt: skip
 END = {
     "ok": True, "end": True, "processes": 0, "foreground_pgid": 3, "echo": True, "canonical": True,
@@ -107,6 +108,7 @@ async def test_requests_are_words(hold: FakeHold, connect: Connect) -> None:
     link = await connect()
     for call, words in [
         (link.thaw, b"thaw"),
+        (lambda: link.start(120, 40), b"start 120x40"),
         (lambda: link.deadline(12), b"deadline 12"),
         (lambda: link.end(1.5), b"end 1500"),
         (lambda: link.signal(2), b"signal 2"),
@@ -116,6 +118,54 @@ async def test_requests_are_words(hold: FakeHold, connect: Connect) -> None:
         assert await hold.hear() == words
         hold.say({"ok": True})
         await asking
+
+
+async def test_a_command_that_cannot_start_tells_its_exit_code(
+    hold: FakeHold, connect: Connect
+) -> None:
+    link = await connect()
+    starting = asyncio.create_task(link.start(80, 24))
+    await hold.hear()
+    answer = {"ok": False, "error": "cannot_start", "message": "command not found", "code": 127}
+    hold.say(answer)
+    hold.peer.close()
+    with pytest.raises(HoldError, match="command not found") as caught:
+        await starting
+    assert (caught.value.code, caught.value.exit_code) == ("cannot_start", 127)
+
+
+async def test_status_of_one_that_waits_and_of_one_that_ended(
+    hold: FakeHold, connect: Connect
+) -> None:
+    link = await connect()
+    answers: list[dict[str, Any]] = [{"started": False}, {"exited": True, "code": 0, "by": "term"}]
+    for said in answers:
+        asking = asyncio.create_task(link.status())
+        await hold.hear()
+        hold.say(STATUS | said)
+        status = await asking
+        assert {name: getattr(status, name) for name in said} == said
+        assert status.nonce == STATUS["nonce"]
+
+
+async def test_an_older_hold_is_understood(hold: FakeHold, connect: Connect) -> None:
+    link = await connect()
+    asking = asyncio.create_task(link.status())
+    await hold.hear()
+    hold.say({k: v for k, v in STATUS.items() if k not in ("started", "nonce", "by")})
+    status = await asking
+    assert (status.started, status.nonce, status.by) == (True, "", None)
+
+
+async def test_the_exit_says_what_called_for_it(hold: FakeHold, connect: Connect) -> None:
+    events: list[HoldEvent] = []
+    link = await connect(on_event=events.append)
+    asking = asyncio.create_task(link.thaw())
+    await hold.hear()
+    hold.say({"event": "exited", "code": 0, "signal": None, "by": "end"})
+    hold.say({"ok": True})
+    await asking
+    assert events == [HoldEvent(EventKind.EXITED, by="end", code=0)]
 
 
 async def test_graph_is_gathered_from_packets_with_events_between(

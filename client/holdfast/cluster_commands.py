@@ -1,0 +1,311 @@
+"""The commands that create, visit, list, describe and end sessions in a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any, Final
+
+from holdfast.arguments import Given, Target
+from holdfast.cluster import Cluster, ended_error
+from holdfast.commands import no_more, write, write_json
+from holdfast.exits import describe_exit
+from holdfast.facts import PHASE_COLOURS, Facts, manifest, moment
+from holdfast.kube import SESSIONS
+from holdfast.render import (
+    Cell,
+    Style,
+    command_line,
+    duration,
+    fields,
+    plain,
+    table,
+    to_stderr,
+)
+from holdfast_wire.errors import (
+    BadName,
+    BadRequest,
+    HoldfastError,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
+from holdfast_wire.ids import session_name
+
+# The epoch and a dash must fit behind it in a pod's name.
+MAX_NAME: Final = 52
+_ENDED_PATCH: Final = '{"spec":{"ended":true}}'
+_PROGRESS_SECONDS: Final = 2.0
+# A pod has half a minute to end, a lost node's Lease some more to expire.
+_END_SECONDS: Final = 180.0
+_END_POLL: Final = (0.2, 2.0)
+_EVENTS_SHOWN: Final = 12
+
+
+def _cluster(given: Given) -> Cluster:
+    return Cluster(given.target or Target("holdfast --cluster"))
+
+
+def run(given: Given) -> int:
+    from holdfast.lifecycle import detach_keys, window
+
+    options = given.options
+    cluster = _cluster(given)
+    keys = detach_keys(options.detach_keys)
+    if not given.words:
+        raise BadRequest("which name?", f"see: {cluster.target.prog} run --help")
+    name = _new_name(given.words[0])
+    if len(given.words) > 1:
+        raise BadRequest(
+            f"what is {plain(given.words[1])[:40]!r} for?", "the command goes after '--'"
+        )
+    if not options.image:
+        raise BadRequest(
+            "which image?", f"for example: {cluster.advise('run', name)} --image debian:stable-slim"
+        )
+    size = options.size or window()
+    body = manifest(name, options.image, given.after or ["sh"], size, options.scrollback)
+    created = cluster.kubectl.json("create", "-f", "-", given=json.dumps(body).encode())
+    if options.output == "json":
+        write_json(created)
+        return 0
+    if options.detach or not (os.isatty(0) and os.isatty(1)):
+        write(f"{name}\n")
+        if sys.stderr.isatty():
+            to_stderr(f"attach with: {cluster.advise('attach', name)}")
+        return 0
+    return _attach(cluster, name, keys, view=False)
+
+
+def _new_name(text: str) -> str:
+    name = session_name(text)
+    if len(name) > MAX_NAME:
+        raise BadName(
+            f"{name!r} is too long for a session in a cluster", f"use at most {MAX_NAME} characters"
+        )
+    return name
+
+
+def attach(given: Given) -> int:
+    from holdfast.attach import require_terminal
+    from holdfast.lifecycle import detach_keys
+
+    no_more(given.words[1:], given.after)
+    cluster = _cluster(given)
+    keys = detach_keys(given.options.detach_keys)
+    name = cluster.pick(given.words)
+    require_terminal(name, cluster.target.prog)
+    found = cluster.find(name)
+    if found.over:
+        raise ended_error(found, cluster)
+    return _attach(cluster, name, keys, view=given.options.view)
+
+
+def _attach(cluster: Cluster, name: str, keys: tuple[Any, ...], *, view: bool) -> int:
+    from holdfast.attach import attach as attach_terminal
+    from holdfast.attach import nonce
+    from holdfast.attach_core import Settings
+    from holdfast.cluster import ClusterLink
+
+    again, actor = cluster.advise("attach", name), cluster.actor()
+    settings = Settings(name, view, keys, nonce(), again, "kubectl", actor)
+    return attach_terminal(ClusterLink(cluster, name), settings)
+
+
+def url(given: Given) -> int:
+    raise Unsupported(
+        "there is no browser page for sessions in a cluster yet",
+        "attach to it instead, or on this machine: holdfast url",
+    )
+
+
+def ls(given: Given) -> int:
+    no_more(given.words, given.after)
+    options = given.options
+    cluster = _cluster(given)
+    everywhere = options.all_namespaces
+    found = cluster.sessions(everywhere)
+    if options.output == "name":
+        lead = "{0.namespace}/{0.name}\n" if everywhere else "{0.name}\n"
+        write("".join(lead.format(one) for one in found))
+    elif options.output == "json":
+        write_json({"sessions": [one.to_json() for one in found]})
+    elif found:
+        header: tuple[str, ...] = (
+            "NAME", "PHASE", "NODE", "EPOCH", "TURN", "CLIENTS", "IDLE", "AGE",
+        )  # fmt: skip
+        rows = [_row(one, time.time()) for one in found]
+        if everywhere:
+            header = ("NAMESPACE", *header)
+            rows = [[Cell(one.namespace), *row] for one, row in zip(found, rows, strict=True)]
+        write(table(header, rows, Style.of(sys.stdout)))
+    else:
+        start = cluster.advise("run NAME --image IMAGE")
+        to_stderr(f"there are no sessions; create one with: {start}")
+    return 0
+
+
+def _row(one: Facts, now: float) -> list[Cell]:
+    phase: str = one.phase
+    if one.over and one.exit is not None:
+        phase = f"{phase} ({describe_exit(one.exit)[1]})"
+    idle = one.active is not None and not one.over
+    return [
+        Cell(one.name, None if one.over else "bold"),
+        Cell(phase, PHASE_COLOURS.get(one.phase)),
+        Cell(one.node or "-"),
+        Cell("-" if one.epoch is None else str(one.epoch)),
+        Cell(one.turn or "-"),
+        Cell("-" if one.clients is None else str(one.clients)),
+        Cell(_since(one.active, now) if idle else "-"),
+        Cell(_since(one.created, now)),
+    ]
+
+
+def _since(when: float | None, now: float) -> str:
+    return "-" if when is None else duration(now - when)
+
+
+def describe(given: Given) -> int:
+    no_more(given.words[1:], given.after)
+    cluster = _cluster(given)
+    found = cluster.find(cluster.pick(given.words))
+    events = _events(cluster, found)
+    if given.options.output == "json":
+        write_json({**found.to_json(), "events": events})
+        return 0
+    style = Style.of(sys.stdout)
+    write(fields(_facts(found, time.time()), style))
+    if found.conditions:
+        rows = [
+            [
+                Cell(f"  {one.type}"),
+                Cell(one.status, "red" if one.bad else None),
+                Cell(one.reason or "-"),
+                Cell(one.message),
+            ]
+            for one in found.conditions
+        ]
+        write("\n" + table(("Conditions", "Status", "Reason", "Message"), rows, style))
+    if found.over and found.last_lines:
+        lines = "".join(f"  {plain(line)}\n" for line in found.last_lines)
+        write("\n" + style.paint("Last lines", "bold") + "\n" + lines)
+    if events:
+        rows = [
+            [Cell(f"  {text}") if not i else Cell(text) for i, text in enumerate(event.values())]
+            for event in events
+        ]
+        write("\n" + table(("Events", "Type", "Reason", "Message"), rows, style))
+    return 0
+
+
+def _facts(found: Facts, now: float) -> dict[str, object]:
+    ago = {
+        name: f"{duration(now - when)} ago"
+        for name, when in (
+            ("Created", found.created),
+            ("Started", found.started),
+            ("Last active", found.active),
+            ("Ended", found.ended),
+        )
+        if when is not None
+    }
+    doing = f" ({found.activity})" if found.activity and not found.over else ""
+    cause = found.exit.get("cause") if found.exit else None
+    return {
+        "Name": found.name,
+        "Namespace": found.namespace,
+        "Phase": found.phase + doing,
+        "Trouble": "" if found.over else found.trouble(),
+        "Exit": (found.ending() + (f" ({cause})" if cause else "")) if found.over else "",
+        "Command": command_line(found.command) if found.command else "",
+        "Node": found.node,
+        "Pod": found.pod,
+        "Epoch": found.epoch,
+        "Turn": found.turn,
+        "Clients": found.clients,
+        "Notice": found.notice,
+        **ago,
+    }
+
+
+def _events(cluster: Cluster, found: Facts) -> list[dict[str, str]]:
+    """The latest, oldest first. Somebody who may not read events is told all the rest."""
+    about = f"involvedObject.name={found.name},involvedObject.kind=Session"
+    try:
+        items = cluster.kubectl.json(
+            "get", "events", f"--namespace={found.namespace}", f"--field-selector={about}"
+        ).get("items")
+    except HoldfastError as error:
+        to_stderr(f"its events cannot be read: {plain(error.message)}")
+        return []
+    now = time.time()
+    dated = sorted(
+        (_event_time(item), number, item)
+        for number, item in enumerate(items or [])
+        if isinstance(item, dict)
+    )
+    return [
+        {
+            "age": duration(now - when) if when else "-",
+            **{key: str(item.get(key) or "-") for key in ("type", "reason", "message")},
+        }
+        for when, _, item in dated[-_EVENTS_SHOWN:]
+    ]
+
+
+def _event_time(item: dict[str, Any]) -> float:
+    for key in ("lastTimestamp", "eventTime", "firstTimestamp"):
+        if (when := moment(item.get(key))) is not None:
+            return when
+    return 0.0
+
+
+def end(given: Given) -> int:
+    options = given.options
+    cluster = _cluster(given)
+    if options.all:
+        no_more(given.words, given.after)
+        names = [one.name for one in cluster.sessions() if not one.over]
+        if not names:
+            to_stderr("there is no session to end")
+    else:
+        no_more(given.words[1:], given.after)
+        names = [cluster.pick(given.words)]
+        found = cluster.find(names[0])
+        if found.over:
+            raise ended_error(found, cluster)
+    for name in names:
+        cluster.kubectl.text("patch", SESSIONS, name, "--type=merge", "--patch", _ENDED_PATCH)
+    if options.no_wait:
+        write("".join(f"{name} is ending\n" for name in names))
+        return 0
+    # All have been asked, so that they end side by side; then each is waited for.
+    for name in names:
+        write(f"{name} ended: {_wait_for_end(cluster, name)}\n")
+    return 0
+
+
+def _wait_for_end(cluster: Cluster, name: str) -> str:
+    """How it ended, in words."""
+    started = time.monotonic()
+    pause, longest = _END_POLL
+    told = False
+    while (waited := time.monotonic() - started) < _END_SECONDS:
+        try:
+            found = cluster.find(name)
+        except NotFound:
+            return "gone"
+        if found.over:
+            return found.ending()
+        if waited > _PROGRESS_SECONDS and not told:
+            to_stderr(f"waiting for {name} to end …")
+            told = True
+        time.sleep(pause)
+        pause = min(pause * 1.5, longest)
+    raise Unavailable(
+        f"session {name} was told to end and has not yet",
+        f"see: {cluster.advise('describe', name)}",
+    )

@@ -1,0 +1,276 @@
+"""What is made once: programs, root file systems, images. Each lies in the cache under a name that
+carries the hash of what it is made from, and appears there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from e2e.cluster import archive
+from e2e.cluster.archive import Image
+from e2e.cluster.places import CACHE, HERE, REPOSITORY
+from e2e.cluster.say import run, run_counting
+
+KUBERNETES: Final = "v1.34.4"  # the newest whose kubelet still starts on cgroup v1 unasked
+_KUBERNETES_PROGRAMS: Final = (
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kube-proxy",
+    "kubelet",
+    "kubectl",
+)
+# Debian's testing suite is the first with a CRIU that restores on current kernels.
+_NODE_SUITE: Final = "forky"
+_NODE_PACKAGES: Final = (
+    "containerd,runc,criu,python3,python3-pycriu,containernetworking-plugins,iptables,nftables,"
+    "iproute2,conntrack,procps,kmod,util-linux,ca-certificates"
+)
+_BASE_SUITE: Final = "trixie"
+_BASE_PACKAGES: Final = "python3,procps,iproute2"
+_TOOLS_PACKAGES: Final = "python3,python3-venv,gcc,libc6-dev,make,ca-certificates"
+
+PAUSE: Final = "holdfast.test/pause:1"
+COREDNS: Final = "holdfast.test/coredns:1"
+DEBIAN: Final = "holdfast.test/debian:1"
+BUSYBOX: Final = "holdfast.test/busybox:1"
+MUSL: Final = "holdfast.test/musl:1"
+STATIC: Final = "holdfast.test/static:1"
+ENTRYPOINT: Final = "holdfast.test/entrypoint:1"
+HOLDFAST: Final = "holdfast.test/holdfast:e2e"
+
+
+def cached(name: str, inputs: Iterable[bytes | str | Path], make: Callable[[Path], None]) -> Path:
+    """CACHE/name-HASH, made if it is not there; older ones of the name are removed."""
+    digest = hashlib.sha256()
+    for part in inputs:
+        content = part.read_bytes() if isinstance(part, Path) else part
+        digest.update(content if isinstance(content, bytes) else content.encode())
+        digest.update(b"\0")
+    path = CACHE / f"{name}-{digest.hexdigest()[:16]}"
+    if path.exists():
+        return path
+    CACHE.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    _remove(new)
+    make(new)
+    for old in CACHE.glob(f"{name}-" + "[0-9a-f]" * 16):
+        _remove(old)
+    new.rename(path)
+    return path
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# -- programs -------------------------------------------------------------------------------------
+
+
+def programs() -> Path:
+    """A folder with every program of a Kubernetes node and its control plane."""
+    source = HERE / "src"
+    locked = [source / part / file for part in _GO for file in ("go.mod", "go.sum")]
+    return cached("bin", [KUBERNETES, *locked], _build_programs)
+
+
+_GO: Final = ("kubernetes", "etcd", "coredns")
+
+
+def _build_programs(target: Path) -> None:
+    target.mkdir()
+    number = KUBERNETES.removeprefix("v").split(".")
+    component = "k8s.io/component-base/version"
+    stamp = (
+        f"-s -w -X {component}.gitVersion={KUBERNETES} -X {component}.gitMajor={number[0]}"
+        f" -X {component}.gitMinor={number[1]}"
+        f" -X k8s.io/client-go/pkg/version.gitVersion={KUBERNETES}"
+    )
+    commands = [f"k8s.io/kubernetes/cmd/{name}" for name in _KUBERNETES_PROGRAMS]
+    _go("kubernetes", f"building Kubernetes {KUBERNETES} (once; 10 minutes on two cores)",
+        ["-ldflags", stamp, "-o", f"{target}/", *commands])  # fmt: skip
+    _go("etcd", "building etcd",
+        ["-ldflags", "-s -w", "-o", f"{target}/etcd", "go.etcd.io/etcd/server/v3"])  # fmt: skip
+    _go("coredns", "building CoreDNS",
+        ["-ldflags", "-s -w", "-o", f"{target}/coredns", "github.com/coredns/coredns"])  # fmt: skip
+
+
+def _go(module: str, what: str, arguments: list[str]) -> None:
+    # -v prints a line for each package: that is the progress shown.
+    command = ["go", "build", "-v", "-trimpath", "-mod=readonly", *arguments]
+    env = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": ""}
+    run_counting(what, command, CACHE / "log" / f"{module}.log", HERE / "src" / module, env)
+
+
+# -- root file systems ----------------------------------------------------------------------------
+
+
+def node_root() -> Path:
+    return cached("node-root", [_NODE_SUITE, _NODE_PACKAGES],
+                  lambda new: _debian(_NODE_SUITE, _NODE_PACKAGES, new))  # fmt: skip
+
+
+def _debian(suite: str, packages: str, target: Path) -> None:
+    command: list[str | Path] = [
+        "mmdebstrap",
+        "--variant=minbase",
+        # A testing suite's mirror may be some days behind.
+        "--aptopt=Acquire::Check-Valid-Until false",
+        "--dpkgopt=path-exclude=/usr/share/man/*",
+        "--dpkgopt=path-exclude=/usr/share/doc/*",
+        "--dpkgopt=path-exclude=/usr/share/locale/*",
+        f"--include={packages}",
+        suite,
+        target,
+        *_mirror(),
+    ]
+    log = CACHE / "log" / f"{target.name}.log"
+    run_counting(f"making a Debian {suite} root", command, log, CACHE, os.environ)
+
+
+def _mirror() -> list[str]:
+    """The one that apt uses on this machine; none: mmdebstrap's own choice."""
+    sites = run("apt-get", "indextargets", "--format", "$(SITE)").split()
+    return next(([site] for site in sites if site.endswith("/debian")), [])
+
+
+# -- images ---------------------------------------------------------------------------------------
+
+
+def base_layer() -> Path:
+    """Debian with Python: the image under most tests, and under holdfast's own."""
+    return _debian_layer("base", _BASE_PACKAGES)
+
+
+def _debian_layer(name: str, packages: str) -> Path:
+    return cached(
+        f"{name}.tar",
+        [_BASE_SUITE, packages],
+        lambda new: _debian_tar(_BASE_SUITE, packages, new),
+    )
+
+
+def _debian_tar(suite: str, packages: str, target: Path) -> None:
+    made = target.with_suffix(".tar")  # mmdebstrap goes by the name
+    _debian(suite, packages, made)
+    made.rename(target)
+
+
+def _layer_image(name: str, image: Image, files: dict[str, tuple[bytes, int]]) -> Path:
+    def make(target: Path) -> None:
+        layer = target.with_suffix(".layer")
+        archive.layer_of(files, layer)
+        archive.write(image, layer, target)
+        layer.unlink()
+
+    inputs = [repr(image), *(part for path, (content, mode) in files.items()
+                             for part in (path, content, str(mode)))]  # fmt: skip
+    return cached(f"{name}.image", inputs, make)
+
+
+def _compiled(source: str, *compiler: str) -> bytes:
+    target = CACHE / f"{source}.compiled"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    run(*compiler, "-O2", "-Wall", "-Werror", "-o", target, HERE / "src" / source)
+    content = target.read_bytes()
+    target.unlink()
+    return content
+
+
+_PASSWD: Final = b"root:x:0:0:root:/root:/bin/sh\nvisitor:x:1234:1234::/home/visitor:/bin/sh\n"
+
+
+def images(bin_folder: Path) -> list[Path]:
+    """Archives of every image but holdfast's own."""
+    busybox = Path("/bin/busybox").read_bytes()  # busybox-static
+    sh = {"/bin/busybox": (busybox, 0o755)} | {
+        f"/bin/{name}": (b"-> busybox", 0o777)
+        for name in ("sh", "ls", "cat", "echo", "sleep", "id", "date", "hostname", "ps", "stty")
+    }
+    static = {"/program": (_compiled("echo.c", "gcc", "-static"), 0o755)}
+    # A program linked to musl alone, with its loader: what an Alpine image is, without its shell.
+    loader = "/lib/ld-musl-x86_64.so.1"
+    musl = {
+        "/program": (_compiled("echo.c", "musl-gcc"), 0o755),
+        loader: (Path(loader).resolve().read_bytes(), 0o755),
+    }
+    pause = {"/pause": (_compiled("pause.c", "gcc", "-static"), 0o755)}
+    coredns = {"/coredns": ((bin_folder / "coredns").read_bytes(), 0o755)}
+    own = {**sh, "/etc/passwd": (_PASSWD, 0o644), "/start": (b"#!/bin/sh\nexec sleep 1d\n", 0o755)}
+    return [
+        _layer_image("pause", Image(PAUSE, entrypoint=["/pause"]), pause),
+        _layer_image("coredns", Image(COREDNS, entrypoint=["/coredns"]), coredns),
+        _layer_image("busybox", Image(BUSYBOX, ["sh"]), sh),
+        _layer_image("static", Image(STATIC, ["/program"]), static),
+        _layer_image("musl", Image(MUSL, ["/program"]), musl),
+        _layer_image("entrypoint", Image(ENTRYPOINT, ["ignored"], ["/start"], user="visitor"), own),
+        debian_image(),
+    ]
+
+
+def debian_image() -> Path:
+    layer = base_layer()
+    image = Image(DEBIAN, ["bash"])
+    return cached("debian.image", [layer.name, repr(image)],
+                  lambda new: archive.write(image, layer, new))  # fmt: skip
+
+
+def holdfast_image() -> Path:
+    """The Containerfile itself, built by buildah on bases made here."""
+    tracked = run("git", "-C", REPOSITORY, "ls-files", "--cached", "--others", "--exclude-standard",
+                  "images", "wire", "sidecar", "operator", "gateway/holdfast_gateway", "init",
+                  "client", "pyproject.toml").splitlines()  # fmt: skip
+    sources = [name for name in sorted(tracked) if (REPOSITORY / name).is_file()]
+    inputs = [part for name in sources for part in (name, REPOSITORY / name)]
+    bases = {"BASE": base_layer(), "TOOLS": _debian_layer("tools", _TOOLS_PACKAGES)}
+    names = [path.name for path in bases.values()]
+    return cached("holdfast.image", [*names, *inputs], lambda new: _buildah(bases, new))
+
+
+def _buildah(bases: dict[str, Path], target: Path) -> None:
+    store = ["--root", str(CACHE / "buildah"), "--runroot", str(CACHE / "buildah-run"),
+             "--storage-driver", "overlay"]  # fmt: skip
+    arguments: list[str] = []
+    for argument, layer in bases.items():
+        name = f"localhost/holdfast-{argument.lower()}:{layer.name[-16:]}"
+        if not run("buildah", *store, "images", "--quiet", "--filter", f"reference={name}"):
+            _import_base(store, layer, name)
+        arguments += ["--build-arg", f"{argument}={name}"]
+    command = ["buildah", *store, "build", "--isolation=chroot", "--network=host", "--pull=never",
+               "--layers", *arguments, *_trust(),
+               "-f", str(REPOSITORY / "images" / "Containerfile"), "-t", HOLDFAST,
+               str(REPOSITORY)]  # fmt: skip
+    log = CACHE / "log" / "image.log"
+    run_counting("building holdfast's image", command, log, CACHE, os.environ)
+    run("buildah", *store, "push", HOLDFAST, f"docker-archive:{target}:{HOLDFAST}")
+
+
+def _import_base(store: list[str], base: Path, name: str) -> None:
+    container = run("buildah", *store, "from", "scratch").strip()
+    try:
+        run("buildah", *store, "add", container, str(base), "/")
+        run("buildah", *store, "commit", container, name)
+    finally:
+        run("buildah", *store, "rm", container)
+
+
+def _trust() -> list[str]:
+    """This machine's certificate bundle, where it has one of its own, for pip in the build."""
+    bundle = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
+    if not bundle:
+        return []
+    return ["--volume", f"{bundle}:/run/ca.crt:ro", "--build-arg", "PIP_CERT=/run/ca.crt"]
+
+
+def everything() -> tuple[Path, Path, list[Path]]:
+    """Programs, a node's root, image archives."""
+    made = programs()
+    return made, node_root(), [*images(made), holdfast_image()]

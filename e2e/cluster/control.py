@@ -1,0 +1,141 @@
+"""The control plane: etcd, API server, controller manager, scheduler, and the cluster's DNS."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+
+from e2e.cluster import processes
+from e2e.cluster.places import (
+    API_HOST,
+    API_PORT,
+    ETCD_PORT,
+    HERE,
+    KUBECONFIG,
+    LOGS,
+    PKI,
+    SERVICE_RANGE,
+    STATE,
+)
+from e2e.cluster.say import ClusterError, run
+
+_READY_SECONDS: Final = 60.0
+_ETCD_DATA: Final = STATE / "etcd"
+
+
+def start(programs: Path) -> None:
+    start_etcd(programs)
+    start_api(programs)
+    await_api(programs)
+    for name in ("controller-manager", "scheduler"):
+        start_controller(programs, name)
+
+
+def start_etcd(programs: Path) -> None:
+    client, peer = f"http://127.0.0.1:{ETCD_PORT}", f"http://127.0.0.1:{ETCD_PORT + 1}"
+    processes.start("etcd", [
+        programs / "etcd", f"--data-dir={_ETCD_DATA}", "--name=holdfast",
+        f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=holdfast={peer}",
+        "--unsafe-no-fsync",  # it does not outlive the machine, and this is a test
+        "--log-level=warn",
+    ])  # fmt: skip
+
+
+def start_api(programs: Path) -> None:
+    processes.start("apiserver", [
+        programs / "kube-apiserver",
+        f"--etcd-servers=http://127.0.0.1:{ETCD_PORT}",
+        f"--bind-address={API_HOST}", f"--advertise-address={API_HOST}",
+        f"--secure-port={API_PORT}",
+        f"--tls-cert-file={PKI}/apiserver.crt", f"--tls-private-key-file={PKI}/apiserver.key",
+        f"--client-ca-file={PKI}/ca.crt",
+        f"--kubelet-client-certificate={PKI}/apiserver-kubelet.crt",
+        f"--kubelet-client-key={PKI}/apiserver-kubelet.key",
+        f"--kubelet-certificate-authority={PKI}/ca.crt",
+        "--kubelet-preferred-address-types=InternalIP",
+        f"--requestheader-client-ca-file={PKI}/front-proxy-ca.crt",
+        "--requestheader-allowed-names=front-proxy-client",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-username-headers=X-Remote-User",
+        f"--proxy-client-cert-file={PKI}/front-proxy-client.crt",
+        f"--proxy-client-key-file={PKI}/front-proxy-client.key",
+        "--enable-aggregator-routing=true",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={PKI}/sa.pub",
+        f"--service-account-signing-key-file={PKI}/sa.key",
+        f"--service-cluster-ip-range={SERVICE_RANGE}",
+        "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+        "--allow-privileged=true",
+        "--shutdown-delay-duration=0s",
+    ])  # fmt: skip
+
+
+def start_controller(programs: Path, name: str) -> None:
+    common = [f"--kubeconfig={PKI}/{name}.conf", "--leader-elect=false", "--secure-port=0"]
+    special = {
+        "scheduler": [],
+        "controller-manager": [
+            f"--service-account-private-key-file={PKI}/sa.key", f"--root-ca-file={PKI}/ca.crt",
+            "--use-service-account-credentials",
+            f"--cluster-signing-cert-file={PKI}/ca.crt",
+            f"--cluster-signing-key-file={PKI}/ca.key",
+            "--node-monitor-grace-period=20s",  # a dead node is NotReady in half the usual time
+        ],
+    }  # fmt: skip
+    processes.start(name, [programs / f"kube-{name}", *common, *special[name]])
+
+
+def await_api(programs: Path) -> None:
+    give_up = time.monotonic() + _READY_SECONDS
+    command = [str(programs / "kubectl"), f"--kubeconfig={KUBECONFIG}", "get", "--raw", "/readyz"]
+    while subprocess.run(command, check=False, capture_output=True).returncode != 0:
+        if processes.pid_of("apiserver") is None:
+            raise ClusterError(f"the API server ended; its log is {LOGS}/apiserver.log")
+        if time.monotonic() > give_up:
+            raise ClusterError(f"the API server is not ready; its log is {LOGS}/apiserver.log")
+        time.sleep(0.2)
+
+
+def install_dns(programs: Path) -> None:
+    kubectl(programs, "apply", "--server-side", "-f", str(HERE / "src" / "coredns.yaml"))
+
+
+def kubectl(programs: Path, *arguments: str) -> str:
+    return run(programs / "kubectl", f"--kubeconfig={KUBECONFIG}", *arguments)
+
+
+def stop() -> None:
+    for name in ("scheduler", "controller-manager", "apiserver", "etcd"):
+        processes.stop(name, signal.SIGKILL)  # nothing of it is wanted any more
+
+
+# -- the past ------------------------------------------------------------------------------------
+
+
+def save_storage(programs: Path, target: Path) -> None:
+    """A copy of etcd as it is now. The API is away for a moment."""
+    processes.stop("apiserver")
+    processes.stop("etcd")
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(_ETCD_DATA, target)
+    start_etcd(programs)
+    start_api(programs)
+    await_api(programs)
+
+
+def restore_storage(programs: Path, source: Path) -> None:
+    """Everything written since `save_storage` is forgotten."""
+    processes.stop("apiserver")
+    processes.stop("etcd")
+    shutil.rmtree(_ETCD_DATA)
+    shutil.copytree(source, _ETCD_DATA)
+    start_etcd(programs)
+    start_api(programs)
+    await_api(programs)

@@ -1,0 +1,184 @@
+"""The worker nodes: a network, namespaces, and in them containerd, kubelet and kube-proxy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from e2e.cluster import build, processes
+from e2e.cluster.places import (
+    API_HOST,
+    BRIDGE,
+    CGROUP,
+    DNS_SERVICE,
+    HERE,
+    NODES,
+    SHARED,
+    STATE,
+    node_address,
+    pod_range,
+)
+from e2e.cluster.say import ClusterError, run
+
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+
+
+def link_name(node: str) -> str:
+    return f"hf-{node}"
+
+
+def network_up() -> None:
+    run("ip", "link", "add", BRIDGE, "type", "bridge")
+    run("ip", "addr", "add", f"{API_HOST}/24", "dev", BRIDGE)
+    run("ip", "link", "set", BRIDGE, "up")
+
+
+def network_down() -> None:
+    for name in (BRIDGE,):
+        if Path(f"/sys/class/net/{name}").exists():
+            run("ip", "link", "del", name)
+
+
+def start(node: str, programs: Path, root: Path, images: Path) -> None:
+    """`images` is a folder of archives. What the node's disk held before is still there."""
+    _wire(node)
+    SHARED.mkdir(parents=True, exist_ok=True)
+    SHARED.chmod(0o777)
+    processes.start(
+        f"node-{node}",
+        [HERE / "node.sh", "outer"],
+        {
+            "NODE": node,
+            "ADDRESS": node_address(node),
+            "POD_RANGE": pod_range(node),
+            "ROOT": str(root),
+            "DISK": str(disk(node)),
+            "BIN": str(programs),
+            "IMAGES": str(images),
+            "STATE": str(STATE),
+            "CGROUP": CGROUP,
+            "DNS": DNS_SERVICE,
+            "PAUSE": build.PAUSE,
+        },
+    )
+
+
+def disk(node: str) -> Path:
+    return STATE / "disks" / node
+
+
+def _wire(node: str) -> None:
+    name, address = link_name(node), node_address(node)
+    run("ip", "netns", "add", name)
+    run("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+    run("ip", "link", "set", name, "master", BRIDGE, "up")
+    inside: Sequence[Sequence[str]] = (
+        ("addr", "add", f"{address}/24", "dev", "eth0"),
+        ("link", "set", "eth0", "up"),
+        ("link", "set", "lo", "up"),
+        ("route", "add", "default", "via", API_HOST),
+        *(("route", "add", pod_range(other), "via", node_address(other))
+          for other in NODES if other != node),
+    )  # fmt: skip
+    for command in inside:
+        run("ip", "-n", name, *command)
+    run("ip", "route", "replace", pod_range(node), "via", address)
+
+
+def init_pid(node: str) -> int:
+    """The node's PID 1, as this machine numbers it."""
+    outer = processes.pid_of(f"node-{node}")
+    inner = None if outer is None else processes.child_of(outer)
+    if inner is None:
+        raise ClusterError(f"node {node} does not run")
+    return inner
+
+
+def stop(node: str) -> None:
+    """As if its power had been cut: nothing in it gets to say goodbye."""
+    thaw(node)
+    with contextlib.suppress(ClusterError):
+        inner = init_pid(node)
+        processes.send(inner, signal.SIGKILL)
+        if not processes.gone(inner, 20.0):
+            raise ClusterError(f"node {node} cannot be ended")
+    processes.stop(f"node-{node}", signal.SIGKILL)
+    _remove_cgroups(node)
+    _unwire(node)
+
+
+def _unwire(node: str) -> None:
+    name = link_name(node)
+    if Path(f"/run/netns/{name}").exists():
+        run("ip", "netns", "del", name)
+    # Goes with its other end in the namespace, a moment later; the next one has the same name.
+    for _ in range(100):
+        if not Path(f"/sys/class/net/{name}").exists():
+            return
+        with contextlib.suppress(ClusterError):
+            run("ip", "link", "del", name)
+        time.sleep(0.02)
+
+
+def _hierarchies() -> Iterator[Path]:
+    for hierarchy in _CGROUPS.iterdir():
+        if (hierarchy / "cgroup.procs").exists():
+            yield hierarchy
+
+
+def _remove_cgroups(*below: str) -> None:
+    for hierarchy in _hierarchies():
+        top = hierarchy / CGROUP
+        for part in below:
+            top = top / part
+        if top.is_dir():
+            for folder, _, _ in os.walk(top, topdown=False):
+                _remove_cgroup(Path(folder))
+
+
+def _remove_cgroup(folder: Path) -> None:
+    for _ in range(250):
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:  # its processes are dead and not yet gone
+            time.sleep(0.02)
+        else:
+            return
+    raise ClusterError(f"{folder} cannot be removed: something still runs in it")
+
+
+def remove_all() -> None:
+    """After every node has been stopped: what they had in common."""
+    _remove_cgroups()
+    network_down()
+    shutil.rmtree(STATE / "disks", ignore_errors=True)
+
+
+# -- pausing -------------------------------------------------------------------------------------
+
+
+def _freezer(node: str) -> Path:
+    return _CGROUPS / "freezer" / CGROUP / node / "freezer.state"
+
+
+def freeze(node: str) -> None:
+    """As a hypervisor pauses a machine: nothing in it runs, its clocks go on."""
+    _freezer(node).write_text("FROZEN")
+    for _ in range(500):
+        if _freezer(node).read_text().strip() == "FROZEN":
+            return
+        time.sleep(0.01)
+    raise ClusterError(f"node {node} does not freeze")
+
+
+def thaw(node: str) -> None:
+    with contextlib.suppress(OSError):
+        _freezer(node).write_text("THAWED")

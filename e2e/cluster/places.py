@@ -1,0 +1,43 @@
+"""Where the cluster keeps things, and how it is laid out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent
+REPOSITORY: Final = HERE.parent.parent
+
+_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+# What is built once and kept between checkouts.
+CACHE: Final = Path(os.environ.get("HOLDFAST_CACHE") or Path(_home) / "holdfast") / "cluster"
+# What one cluster writes while it lives. One cluster to a machine: addresses are fixed.
+STATE: Final = Path("/var/lib/holdfast-cluster")
+PKI: Final = STATE / "pki"
+LOGS: Final = STATE / "log"
+KUBECONFIG: Final = STATE / "kubeconfig"
+# Storage outside every pod and every node: where the oracle of a fault test writes.
+SHARED: Final = STATE / "shared"
+
+BRIDGE: Final = "hfbr0"
+API_HOST: Final = "10.250.0.1"
+API_PORT: Final = 6443
+ETCD_PORT: Final = 12379
+SERVICE_RANGE: Final = "10.96.0.0/16"
+API_SERVICE: Final = "10.96.0.1"
+DNS_SERVICE: Final = "10.96.0.10"
+CGROUP: Final = "holdfast"
+NODES: Final = ("n1", "n2")
+
+
+def node_address(node: str) -> str:
+    return f"10.250.0.1{_index(node)}"
+
+
+def pod_range(node: str) -> str:
+    return f"10.244.{_index(node)}.0/24"
+
+
+def _index(node: str) -> int:
+    return NODES.index(node) + 1

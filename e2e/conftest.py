@@ -1,0 +1,87 @@
+"""One cluster for the whole run, holdfast installed by its chart, a report of what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cluster import __main__ as cluster
+from e2e.cluster import build
+from e2e.cluster.places import LOGS, REPOSITORY, STATE
+from e2e.lab import OPERATOR_NAMESPACE, KubectlError, Lab
+
+BUILD = REPOSITORY / "build" / "e2e"
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """HOLDFAST_KEEP=1 uses the cluster that is up, and leaves it up."""
+    keep = os.environ.get("HOLDFAST_KEEP") == "1"
+    if not (keep and STATE.exists()):
+        cluster.up(None if keep else os.getpid())
+    made = Lab(build.programs())
+    if made.find("namespace", OPERATOR_NAMESPACE) is None:
+        made.install()
+    made.report["cluster_up_seconds"] = float((STATE / "up_seconds").read_text())
+    yield made
+    write_report(made.report)
+    if not keep:
+        cluster.down()
+
+
+@pytest.fixture(autouse=True)
+def tidy(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
+    """No session outlives its test; of a failed one everything is kept that tells why."""
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed > failed:
+        collect(lab, BUILD / "failed" / request.node.name)
+    lab.kubectl("delete", "sessions", "--all", "--all-namespaces", "--timeout=90s", timeout=100)
+    lab.await_nodes()
+
+
+def collect(lab: Lab, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    looks = {
+        "sessions": ("get", "sessions,leases,pods,pdb", "-A", "-o", "yaml"),
+        "events": ("get", "events", "-A", "--sort-by=.metadata.creationTimestamp"),
+        "operator": ("logs", "-n", OPERATOR_NAMESPACE, "deploy/holdfast", "--tail=2000"),
+        "pods": ("describe", "pods"),
+    }
+    for name, command in looks.items():
+        try:
+            text = lab.kubectl(*command)
+        except (KubectlError, subprocess.TimeoutExpired) as error:
+            text = str(error)
+        (folder / name).write_text(text)
+    for log in LOGS.glob("*.log"):
+        with log.open("rb") as whole:
+            whole.seek(max(0, log.stat().st_size - (1 << 20)))
+            (folder / log.name).write_bytes(whole.read())
+
+
+def write_report(measured: dict[str, Any]) -> None:
+    commit = subprocess.run(
+        ["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    model = next(
+        (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+         if line.startswith("model name")),
+        platform.machine(),
+    )  # fmt: skip
+    machine = f"{model}, {os.cpu_count()} cores, Linux {platform.release()}"
+    body = {**measured, "machine": machine, "commit": commit}
+    if "faults_passed" in body:
+        body["faults_passed"] = sorted(body["faults_passed"])
+    BUILD.mkdir(parents=True, exist_ok=True)
+    (BUILD / "report.json").write_text(json.dumps(body, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,131 @@
+"""All the operator's parts, wired together, and their one owner."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from datetime import UTC, datetime
+from typing import Final
+
+from aiohttp import web
+
+from holdfast_operator import log, metrics, serve
+from holdfast_operator.contact import Contact
+from holdfast_operator.credentials import Credentials
+from holdfast_operator.kube import SESSIONS, Kube
+from holdfast_operator.leader import Leader
+from holdfast_operator.names import Key
+from holdfast_operator.observe import Look
+from holdfast_operator.perform import Perform
+from holdfast_operator.queue import Queue, is_expected
+from holdfast_operator.reconcile import Reconcile
+from holdfast_operator.resync import Resync
+from holdfast_operator.settings import Settings
+from holdfast_operator.sightings import Sightings
+from holdfast_operator.watch import LeaseWatch
+from holdfast_wire.errors import HoldfastError
+
+DISCOVER_SECONDS: Final = 5.0  # between looks for the CRDs, which may be installed after us
+
+
+class App:
+    def __init__(self, settings: Settings, credentials: Credentials) -> None:
+        clock = time.monotonic
+        identity = f"{settings.pod_name}/{secrets.token_hex(4)}"
+        self.settings = settings
+        self.stopped = asyncio.Event()  # also by a fault of ours: kopf ends then
+        self.failed = False
+        self._sightings = Sightings()
+        self._kube = Kube(credentials, self._answered)
+        self._contact = Contact(clock())
+        self._ready = False
+        look = Look(self._kube, self._sightings, clock, _wall)
+        perform = Perform(self._kube, settings, clock)
+        self._leader = Leader(self._kube, settings.namespace, identity, clock, self._chosen)
+        reconcile = Reconcile(
+            self._kube, look, perform, lambda: self._leader.leads, clock, identity
+        )
+        self.queue: Queue[Key] = Queue(reconcile, clock, _failed)
+        watched = settings.watch_namespaces
+        self.resync = Resync(self._kube, watched, self.queue.add, self._contact, clock)
+        self._watch = LeaseWatch(
+            self._kube, watched, self._sightings, self.queue.add, self._contact, clock
+        )
+        self._http = serve.application(
+            self._contact, clock, lambda: self._ready, lambda: len(self.queue)
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Until the Session kind is served; then everything runs in the background."""
+        self._runner = web.AppRunner(self._http, access_log=None)
+        await self._runner.setup()
+        # Every interface: kubelet and Prometheus come from outside the pod.
+        await web.TCPSite(self._runner, None, self.settings.port).start()
+        await self._kube.__aenter__()
+        await self._served()
+        self._task = asyncio.create_task(self._run(), name="holdfast")
+        self._task.add_done_callback(self._over)
+        self._ready = True
+
+    async def stop(self) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._kube.__aexit__()
+        await self._runner.cleanup()
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._leader.run())
+            group.create_task(self._watch.run())
+            group.create_task(self.resync.run())
+            group.create_task(self.queue.run())
+
+    async def _served(self) -> None:
+        told = False
+        while True:
+            try:
+                if SESSIONS.plural in await self._kube.resources(SESSIONS.base):
+                    return
+                problem = "the cluster has no Sessions: install the chart's CRDs"
+            except HoldfastError as error:
+                problem = error.message
+            if not told:
+                log.warning("waiting for the API", error=problem)
+                told = True
+            await asyncio.sleep(DISCOVER_SECONDS)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception():
+            self.failed = True
+            log.fault("the operator failed", task.exception() or RuntimeError())
+        self.stopped.set()
+
+    def _answered(self, verb: str, code: str) -> None:
+        metrics.API_REQUESTS.labels(verb, code).inc()
+        if code.startswith(("2", "4")) and code != "429":
+            self._sightings.heard(time.monotonic())
+
+    def _chosen(self, leads: bool) -> None:
+        metrics.LEADER.set(1 if leads else 0)
+        if leads:
+            self.resync.now()
+        else:
+            metrics.phases.clear()
+
+
+def _wall() -> datetime:
+    return datetime.now(UTC)
+
+
+def _failed(key: Key, error: Exception) -> None:
+    code = error.code if isinstance(error, HoldfastError) else "bug"
+    metrics.RECONCILE_ERRORS.labels(code).inc()
+    if is_expected(error):
+        log.info(
+            "will try again", session=key.name, namespace=key.namespace, code=code, error=str(error)
+        )
+    else:
+        log.fault("a look at a session failed", error, session=key.name, namespace=key.namespace)

@@ -1,0 +1,154 @@
+"""What happened to a Session, in plain words, for `kubectl describe`.
+
+`between` is pure: events come from how the status changes, and are said before it is written. So an
+operator that was killed after it acted and before it spoke says it when it comes back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from holdfast_operator import names
+from holdfast_operator.model import Phase, Session
+from holdfast_operator.text import plain
+
+AGAIN_SECONDS: Final = 600.0  # the same words about the same Session are not said sooner
+REMEMBERED: Final = 4096  # how many words are remembered for that
+NOTE_LIMIT: Final = 1000  # events.k8s.io refuses notes over 1 KiB
+
+
+class Said(StrEnum):
+    """Reasons of events."""
+
+    REFUSED = "Refused"
+    RESERVED_KEYS_STRIPPED = "ReservedKeysStripped"
+    STARTED = "Started"
+    STARTED_FRESH = "StartedFresh"
+    NOT_STARTING = "NotStarting"
+    FROZEN = "Frozen"
+    THAWED = "Thawed"
+    LOST = "Lost"
+    QUARANTINED = "Quarantined"
+    ENDED = "Ended"
+    FAILED = "Failed"
+    DELETED_AFTER_END = "DeletedAfterEnd"
+    DELETION_OVERDUE = "DeletionOverdue"
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    reason: Said
+    message: str
+    warning: bool = False
+
+
+_STUCK: Final = ("ImagePull", "ContainerStuck", "Unschedulable", "PodRefused", "BackingOff")
+
+
+def between(
+    before: Mapping[str, Any], after: Mapping[str, Any], reserved: tuple[str, ...] = ()
+) -> list[Saying]:
+    said: list[Saying] = []
+    was, now = _conditions(before), _conditions(after)
+
+    def turned(kind: str, status: str) -> bool:
+        one, other = was.get(kind, {}), now.get(kind, {})
+        if other.get("status") != status:
+            return False
+        return one.get("status") != status or one.get("reason") != other.get("reason")
+
+    if reserved and "Accepted" not in was:
+        keys = ", ".join(reserved)
+        said.append(
+            Saying(
+                Said.RESERVED_KEYS_STRIPPED,
+                f"left out of the pod, because {names.PREFIX} is holdfast's own: {keys}",
+                warning=True,
+            )
+        )
+    if turned("Accepted", "False"):
+        said.append(Saying(Said.REFUSED, now["Accepted"]["message"], warning=True))
+    if turned("Quarantined", "True"):
+        said.append(Saying(Said.QUARANTINED, now["Quarantined"]["message"], warning=True))
+    fresh_before = was.get("Fresh", {}).get("message")
+    if now.get("Fresh", {}).get("status") == "True" and fresh_before != now["Fresh"]["message"]:
+        said.append(Saying(Said.STARTED_FRESH, now["Fresh"]["message"], warning=True))
+    ready = now.get("Ready", {})
+    if turned("Ready", "False") and ready.get("reason") in _STUCK:
+        said.append(Saying(Said.NOT_STARTING, ready["message"], warning=True))
+    return said + _phases(before, after, ready.get("message", ""))
+
+
+def _phases(before: Mapping[str, Any], after: Mapping[str, Any], message: str) -> list[Saying]:
+    was, now = before.get("phase"), after.get("phase")
+    if was == now:
+        return []
+    if now == Phase.RUNNING and was == Phase.FROZEN:
+        return [Saying(Said.THAWED, "the Lease is renewed again and the session goes on")]
+    if now == Phase.RUNNING:
+        return [Saying(Said.STARTED, f"{message} on node {after.get('nodeName') or 'unknown'}")]
+    if now == Phase.FROZEN:
+        return [Saying(Said.FROZEN, message, warning=True)]
+    if now == Phase.LOST:
+        return [Saying(Said.LOST, message, warning=True)]
+    if now == Phase.ENDED:
+        return [Saying(Said.ENDED, message)]
+    if now == Phase.FAILED:
+        return [Saying(Said.FAILED, message, warning=True)]
+    return []
+
+
+def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {item["type"]: item for item in status.get("conditions") or ()}
+
+
+class Recent:
+    """What this process said lately, so that it is not said again. Bounded: the oldest go."""
+
+    def __init__(self) -> None:
+        self._at: dict[tuple[str, str, str], float] = {}
+
+    def first(self, uid: str, saying: Saying, now: float) -> bool:
+        key = (uid, saying.reason.value, saying.message)
+        at = self._at.get(key)
+        if at is not None and now - at < AGAIN_SECONDS:
+            return False
+        self._at.pop(key, None)
+        self._at[key] = now
+        while len(self._at) > REMEMBERED:
+            self._at.pop(next(iter(self._at)))
+        return True
+
+
+def manifest(session: Session, saying: Saying, wall: datetime, instance: str) -> dict[str, Any]:
+    """events.k8s.io/v1. The name is made from the words and the second, so that a repeated POST
+    after a lost answer makes no second one."""
+    at = wall.strftime("%Y-%m-%dT%H:%M:%S")
+    digest = hashlib.sha256(f"{session.uid}{saying}{at}".encode()).hexdigest()[:16]
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{session.name}.{digest}",
+            "namespace": session.key.namespace,
+        },
+        "eventTime": f"{at}.{wall.microsecond:06d}Z",
+        "type": "Warning" if saying.warning else "Normal",
+        "reason": saying.reason.value,
+        "action": "Reconcile",
+        "note": plain(saying.message, NOTE_LIMIT),
+        "reportingController": "holdfast.dev/operator",
+        "reportingInstance": instance[:128],
+        "regarding": {
+            "apiVersion": names.API_VERSION,
+            "kind": "Session",
+            "namespace": session.key.namespace,
+            "name": session.name,
+            "uid": session.uid,
+        },
+    }

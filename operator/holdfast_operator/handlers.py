@@ -1,0 +1,60 @@
+"""kopf's part: it watches Sessions and their pods and tells us that something happened. What, we
+read anew. There are no change handlers, so kopf writes nothing to any object."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import kopf
+
+from holdfast_operator import names
+from holdfast_operator.app import App
+from holdfast_operator.names import Key
+
+# Whole: kopf passes it on as it is, and the API server refuses 240.0.
+SERVER_SECONDS: Final = 240  # the server ends each watch; kopf lists and watches again
+CLIENT_SECONDS: Final = 300.0  # for a server that does not
+SILENCE_SECONDS: Final = 100.0
+
+
+def register(app: App) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    def login(**given: Any) -> Any:
+        return kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
+
+    @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
+    async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure(settings)
+        await app.start()
+
+    @kopf.on.cleanup(registry=registry)
+    async def cleanup(**_: Any) -> None:
+        await app.stop()
+
+    @kopf.on.event(names.GROUP, names.VERSION, "sessions", registry=registry)
+    async def session(event: Any, **_: Any) -> None:
+        meta = event["object"]["metadata"]
+        app.resync.watched(meta, gone=event["type"] == "DELETED")
+        app.queue.add(Key(meta["namespace"], meta["name"]))
+
+    @kopf.on.event("v1", "pods", labels={names.SESSION_LABEL: kopf.PRESENT}, registry=registry)
+    async def pod(event: Any, **_: Any) -> None:
+        meta = event["object"]["metadata"]
+        app.queue.add(Key(meta["namespace"], meta["labels"][names.SESSION_LABEL]))
+
+    return registry
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    settings.posting.enabled = False  # our events say what happened, not what kopf did
+    settings.scanning.disabled = True  # kinds and namespaces are as at the start
+    settings.watching.server_timeout = SERVER_SECONDS
+    settings.watching.client_timeout = CLIENT_SECONDS
+    settings.watching.connect_timeout = 10.0
+    settings.watching.inactivity_timeout = SILENCE_SECONDS
+    # Else every pod of the cluster would come through here.
+    settings.watching.label_selectors["pods"] = names.SESSION_LABEL
+    settings.networking.request_timeout = 30.0
+    settings.process.ultimate_exiting_timeout = 20.0

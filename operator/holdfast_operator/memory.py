@@ -1,0 +1,40 @@
+"""What this process remembers of each Session between looks. Losing it is safe: every wait begins
+anew, and what must not be forgotten is in the API. Pure but for being changed in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+# Waits before the 2nd, 3rd, … incarnation in a row that did not last.
+BACKOFF: Final = (0.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
+LASTED_SECONDS: Final = 600.0
+ACCESS_SECONDS: Final = 300.0  # how long objects that people rarely touch are believed to be there
+
+
+@dataclass(slots=True)
+class Memory:
+    uid: str
+    high_water: int = 0
+    deleting_since: float | None = None
+    status_written_at: float | None = None
+    access_seen_at: float | None = None
+    budget: int | None = None
+    problem: tuple[str, str] | None = None
+    begun: int = 0  # incarnations in a row that did not last
+    begun_at: float | None = None
+
+    def began(self, now: float) -> None:
+        """A pod is about to be created."""
+        if self.begun_at is not None and now - self.begun_at >= LASTED_SECONDS:
+            self.begun = 0
+        self.begun, self.begun_at = self.begun + 1, now
+
+    @property
+    def retry_at(self) -> float:
+        if self.begun_at is None:
+            return 0.0
+        return self.begun_at + BACKOFF[min(self.begun, len(BACKOFF)) - 1]
+
+    def access_known(self, now: float) -> bool:
+        return self.access_seen_at is not None and now - self.access_seen_at < ACCESS_SECONDS

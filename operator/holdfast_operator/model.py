@@ -1,0 +1,345 @@
+"""What the operator knows of one Session at one moment, read from the API's objects. Pure.
+
+Nothing here guesses: a field that an object does not have is None or empty, and whoever decides
+says what that means.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from holdfast_operator import names
+from holdfast_operator.names import Key
+from holdfast_operator.template import Refusal
+from holdfast_operator.text import plain, plain_row
+from holdfast_wire.lease import NOBODY, Epoch, Record
+
+Object = Mapping[str, Any]
+
+LAST_LINES: Final = 20
+LAST_BYTES: Final = 4096
+
+
+class Phase(StrEnum):
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    FROZEN = "Frozen"
+    LOST = "Lost"
+    ENDED = "Ended"
+    FAILED = "Failed"
+
+
+TERMINAL: Final = frozenset({Phase.ENDED, Phase.FAILED})
+
+
+class Recovery(StrEnum):
+    RESTORE_LAST = "RestoreLast"
+    RESTART = "Restart"
+    FAIL = "Fail"
+
+
+class Cause(StrEnum):
+    """Why an incarnation is over without its session being over. Also the reason of Fresh."""
+
+    HOST_LOST = "HostLost"
+    POD_DELETED = "PodDeleted"
+    POD_FAILED = "PodFailed"
+    RELEASED = "Released"
+    LEASE_MISSING = "LeaseMissing"
+    ROLLED_BACK = "RolledBack"
+
+    @property
+    def sentence(self) -> str:
+        return {
+            Cause.HOST_LOST: "its host stopped renewing the Lease",
+            Cause.POD_DELETED: "its pod was deleted",
+            Cause.POD_FAILED: "its pod failed before the command ran",
+            Cause.RELEASED: "it gave up its Lease",
+            Cause.LEASE_MISSING: "its Lease was deleted",
+            Cause.ROLLED_BACK: "the cluster's storage went back in time",
+        }[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    key: Key
+    uid: str
+    version: str
+    generation: int
+    deleting: bool
+    finalizers: tuple[str, ...]
+    annotations: Mapping[str, str]
+    spec: Object
+    status: Object
+
+    @classmethod
+    def of(cls, item: Object) -> Session:
+        meta = item["metadata"]
+        return cls(
+            key=Key(meta["namespace"], meta["name"]),
+            uid=meta["uid"],
+            version=meta["resourceVersion"],
+            generation=int(meta.get("generation", 1)),
+            deleting=bool(meta.get("deletionTimestamp")),
+            finalizers=tuple(meta.get("finalizers") or ()),
+            annotations=meta.get("annotations") or {},
+            spec=item.get("spec") or {},
+            status=item.get("status") or {},
+        )
+
+    @property
+    def name(self) -> str:
+        return self.key.name
+
+    @property
+    def lease_seconds(self) -> float:
+        return float((self.spec.get("lease") or {}).get("durationSeconds", 20))
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.spec.get("ended"))
+
+    @property
+    def recovery(self) -> Recovery:
+        chosen = (self.spec.get("recovery") or {}).get("onHostLoss", Recovery.RESTORE_LAST)
+        return Recovery(chosen)
+
+    @property
+    def ttl(self) -> float:
+        return float(self.spec.get("ttlSecondsAfterEnded", 86400))
+
+    @property
+    def grace(self) -> float:
+        pod = (self.spec.get("template") or {}).get("spec") or {}
+        given = pod.get("terminationGracePeriodSeconds")
+        return 30.0 if given is None else float(given)
+
+    @property
+    def service_account(self) -> str | None:
+        """The user's own, if the template names one."""
+        pod = (self.spec.get("template") or {}).get("spec") or {}
+        return pod.get("serviceAccountName") or pod.get("serviceAccount") or None
+
+    @property
+    def phase(self) -> Phase:
+        return Phase(self.status.get("phase") or Phase.PENDING)
+
+    @property
+    def accepted_epoch(self) -> int | None:
+        text = self.annotations.get(names.ACCEPT_EPOCH, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    code: int | None
+    signal: int | None
+    cause: str  # exited | terminated | killed
+    at: str
+    lines: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> Exit:
+        """The sidecar's JSON; a broken one is still an exit, of which nothing else is known."""
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            found = {}
+        code, signal = found.get("code"), found.get("signal")
+        lines = found.get("lines")
+        return cls(
+            code if isinstance(code, int) else None,
+            signal if isinstance(signal, int) else None,
+            str(found.get("cause") or "exited"),
+            str(found.get("at") or ""),
+            _bounded(lines if isinstance(lines, list) else []),
+        )
+
+
+def _bounded(lines: Sequence[object]) -> tuple[str, ...]:
+    kept: list[str] = []
+    room = LAST_BYTES
+    for line in reversed(lines[-LAST_LINES:]):
+        row = plain_row(str(line))
+        room -= len(row.encode()) + 1
+        if room < 0:
+            break
+        kept.append(row)
+    return tuple(reversed(kept))
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Written into the Lease with a take-over: why this incarnation began anew, and how it is
+    said to whoever comes back to the terminal."""
+
+    reason: str
+    message: str
+    avoid: str = ""  # the node that was lost: its death may not have been noticed yet
+
+    def encode(self) -> str:
+        return json.dumps({"reason": self.reason, "message": self.message, "avoid": self.avoid})
+
+    @classmethod
+    def of(cls, text: str) -> Fresh | None:
+        try:
+            found = json.loads(text)
+            avoid = plain(str(found.get("avoid", "")), 253)
+            return cls(str(found["reason"]), plain(str(found["message"])), avoid)
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSeen:
+    record: Record
+    owned: bool
+    annotations: Mapping[str, str]
+    body: Object = field(compare=False)  # as read: what a compare-and-swap is built from
+
+    @classmethod
+    def of(cls, item: Object, owner: str) -> LeaseSeen:
+        meta, spec = item["metadata"], item.get("spec") or {}
+        notes: Mapping[str, str] = meta.get("annotations") or {}
+        epoch = number(notes.get(names.EPOCH)) or 0
+        record = Record(
+            version=meta["resourceVersion"],
+            epoch=Epoch(epoch),
+            holder=spec.get("holderIdentity") or "",
+            released=notes.get(names.RELEASED) == str(epoch),
+        )
+        return cls(record, owned_by(item, owner), notes, item)
+
+    @property
+    def epoch(self) -> int:
+        return self.record.epoch
+
+    @property
+    def started(self) -> bool:
+        return self.annotations.get(names.STARTED) == str(self.epoch)
+
+    @property
+    def exit(self) -> Exit | None:
+        text = self.annotations.get(names.EXIT)
+        return None if text is None else Exit.of(text)
+
+    @property
+    def start_error(self) -> str | None:
+        text = self.annotations.get(names.START_ERROR)
+        return None if text is None else plain(text)
+
+    @property
+    def fresh(self) -> Fresh | None:
+        return Fresh.of(self.annotations.get(names.FRESH, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class PodSeen:
+    name: str
+    uid: str
+    owned: bool
+    epoch: int
+    node: str
+    finished: bool
+    deleting: bool
+    trouble: tuple[str, str] | None = None  # reason and message of what keeps it from running
+
+    @classmethod
+    def of(cls, item: Object, owner: str) -> PodSeen:
+        meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+        return cls(
+            name=meta["name"],
+            uid=meta["uid"],
+            owned=owned_by(item, owner),
+            epoch=number((meta.get("labels") or {}).get(names.EPOCH)) or 0,
+            node=spec.get("nodeName") or "",
+            finished=status.get("phase") in ("Succeeded", "Failed"),
+            deleting=bool(meta.get("deletionTimestamp")),
+            trouble=_trouble(status),
+        )
+
+
+_PULLING: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+_BROKEN: Final = ("CreateContainerConfigError", "CreateContainerError", "CrashLoopBackOff",
+                  "RunContainerError", "PostStartHookError")  # fmt: skip
+
+
+def _trouble(status: Object) -> tuple[str, str] | None:
+    if status.get("phase") == "Failed":
+        said = f"{status.get('reason') or ''} {status.get('message') or ''}"
+        return "PodFailed", plain(said) or "the pod failed"
+    containers = [
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ]
+    for container in containers:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if reason in _PULLING or reason in _BROKEN:
+            kind = "ImagePull" if reason in _PULLING else "ContainerStuck"
+            said = f"container {container.get('name')}: {reason}: {waiting.get('message') or ''}"
+            return kind, plain(said)
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return "Unschedulable", plain(str(condition.get("message") or "no node takes the pod"))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything `decide` and `status_of` look at. Times are this process's monotonic seconds,
+    but `wall`, which is only ever shown or compared with what was shown."""
+
+    session: Session
+    refusal: Refusal | None  # why the spec cannot be run, if so
+    lease: LeaseSeen | None
+    pods: tuple[PodSeen, ...]  # all with this session's label, owned or not
+    access: bool  # ServiceAccount, Role and RoleBinding are there
+    budget: int | None  # the epoch that the PodDisruptionBudget covers
+    may_take: bool  # the Observer's word on exactly this `lease`
+    take_at: float | None  # when it will say so if nothing changes
+    high_water: int  # the highest epoch this process, status or any pod ever showed
+    now: float
+    wall: datetime
+    deleting_since: float | None = None
+    retry_at: float = 0.0  # no further incarnation before this
+    problem: tuple[str, str] | None = None  # reason and message of the last refused write
+
+    @property
+    def epoch(self) -> int:
+        return self.lease.epoch if self.lease else self.high_water
+
+    @property
+    def pod(self) -> PodSeen | None:
+        """The current incarnation's."""
+        wanted = names.pod_name(self.session.name, self.epoch)
+        return next((p for p in self.pods if p.owned and p.name == wanted), None)
+
+    @property
+    def barred(self) -> bool:
+        """Its Lease was deleted; what there is now, if anything, is nobody's."""
+        return self.lease is None or self.lease.record.holder == NOBODY
+
+    @property
+    def rolled_back(self) -> bool:
+        return self.lease is not None and self.lease.epoch < self.high_water
+
+
+def owned_by(item: Object, uid: str) -> bool:
+    owners = item["metadata"].get("ownerReferences") or ()
+    return any(owner.get("uid") == uid for owner in owners)
+
+
+def number(text: object) -> int | None:
+    """A decimal of a label or annotation; anything else is no number."""
+    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 16:
+        return int(text)
+    return None

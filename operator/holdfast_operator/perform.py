@@ -1,0 +1,194 @@
+"""Acts on one step. The only place that writes, but for the status and events.
+
+Each step is one transition: a compare-and-swap, a create or a delete that can be done again. When
+the process dies in the middle or an answer is lost, the next look shows what came of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+
+from holdfast_operator import names, objects, pods
+from holdfast_operator.decide import (
+    AddFinalizer,
+    Bar,
+    CreatePod,
+    DeleteBudget,
+    DeleteLease,
+    DeletePods,
+    DeleteSession,
+    EnsureAccess,
+    Fence,
+    Grant,
+    RemoveFinalizer,
+    SetBudget,
+    Step,
+    TakeOver,
+)
+from holdfast_operator.kube import (
+    ACCOUNTS,
+    BINDINGS,
+    BUDGETS,
+    LEASES,
+    PODS,
+    ROLES,
+    SESSIONS,
+    Api,
+    Conflict,
+    Object,
+    Resource,
+)
+from holdfast_operator.memory import Memory
+from holdfast_operator.model import Cause, Fresh, Observed, Recovery, Session, owned_by
+from holdfast_operator.names import access_name
+from holdfast_operator.settings import Settings
+from holdfast_wire.errors import AlreadyExists, Internal
+from holdfast_wire.lease import NOBODY
+
+
+class Perform:
+    def __init__(self, api: Api, settings: Settings, clock: Callable[[], float]) -> None:
+        self._api, self._settings, self._clock = api, settings, clock
+
+    async def __call__(self, seen: Observed, step: Step, memory: Memory) -> None:
+        session = seen.session
+        match step:
+            case AddFinalizer():
+                await self._finalizers(session, (*session.finalizers, names.FINALIZER))
+            case RemoveFinalizer():
+                rest = tuple(one for one in session.finalizers if one != names.FINALIZER)
+                await self._finalizers(session, rest)
+            case EnsureAccess():
+                await self._access(session)
+                memory.access_seen_at = None
+            case Grant(epoch):
+                await self._own(LEASES, session, objects.lease(session, epoch))
+                memory.high_water = max(memory.high_water, epoch)
+            case Bar(epoch):
+                await self._own(LEASES, session, objects.lease(session, epoch, holder=NOBODY))
+                memory.high_water = max(memory.high_water, epoch)
+            case TakeOver(epoch, cause):
+                await self._swap(seen, epoch, freshness(seen, epoch, cause), memory)
+            case Fence(epoch):
+                await self._swap(seen, epoch, None, memory)
+            case CreatePod(epoch):
+                memory.began(self._clock())
+                told = seen.lease.fresh if seen.lease else None
+                made = pods.build(session, epoch, told, self._settings)
+                await self._own(PODS, session, made)
+            case SetBudget(epoch):
+                await self._budget(session, epoch)
+                memory.budget = epoch
+            case DeletePods(found):
+                for name, uid in found:
+                    await self._api.delete(PODS, session.key.namespace, name, uid)
+            case DeleteBudget():
+                await self._remove(BUDGETS, session, access_name(session.name))
+                memory.budget = None
+            case DeleteLease():
+                await self._remove(LEASES, session, session.name)
+            case DeleteSession():
+                key = session.key
+                await self._api.delete(
+                    SESSIONS, key.namespace, key.name, session.uid, session.version
+                )
+            case _:
+                raise Internal(f"{type(step).__name__} is not performed here")
+
+    async def _finalizers(self, session: Session, wanted: tuple[str, ...]) -> None:
+        body = {"metadata": {"resourceVersion": session.version, "finalizers": list(wanted)}}
+        await self._api.patch(SESSIONS, session.key.namespace, session.name, body)
+
+    async def _access(self, session: Session) -> None:
+        wanted = [(ROLES, objects.role(session)), (BINDINGS, objects.binding(session))]
+        if session.service_account is None:
+            wanted.append((ACCOUNTS, objects.account(session)))
+        made = await asyncio.gather(
+            *(self._own(kind, session, body) for kind, body in wanted), return_exceptions=True
+        )
+        for error in made:
+            if error is not None:
+                raise error
+
+    async def _own(self, kind: Resource, session: Session, body: Object) -> None:
+        """Create it; one of this Session's that is there already will do."""
+        name, namespace = body["metadata"]["name"], session.key.namespace
+        try:
+            await self._api.create(kind, namespace, body)
+        except AlreadyExists:
+            found = await self._api.get(kind, namespace, name)
+            if found is None or not owned_by(found, session.uid):
+                await self._in_the_way(kind, session, found)
+
+    async def _in_the_way(self, kind: Resource, session: Session, found: Object | None) -> None:
+        """What a deleted Session of this name left, and the garbage collector has not yet taken, is
+        removed. A Lease or a pod is not: somebody may still live by it."""
+        if found is None:
+            raise Conflict(f"something of {kind.plural} has just gone")
+        meta = found["metadata"]
+        if kind not in (LEASES, PODS) and left_by_former(found, session):
+            await self._api.delete(kind, session.key.namespace, meta["name"], meta["uid"])
+            raise Conflict(f'"{meta["name"]}" of {kind.plural} was left by a deleted session')
+        raise AlreadyExists(
+            f'"{meta["name"]}" of {kind.plural} is there and is not this session\'s',
+            "delete it, or give the session another name",
+        )
+
+    async def _swap(self, seen: Observed, epoch: int, fresh: Fresh | None, memory: Memory) -> None:
+        lease, session = seen.lease, seen.session
+        if lease is None or not seen.may_take:
+            raise Internal("a Lease that may not be taken was about to be")
+        body = objects.swapped(lease, session, epoch, fresh)
+        await self._api.replace(LEASES, session.key.namespace, session.name, body)
+        memory.high_water = max(memory.high_water, epoch)
+
+    async def _budget(self, session: Session, epoch: int) -> None:
+        wanted = objects.budget(session, epoch)
+        namespace, name = session.key.namespace, access_name(session.name)
+        found = await self._api.get(BUDGETS, namespace, name)
+        if found is None:
+            await self._own(BUDGETS, session, wanted)
+            return
+        if not owned_by(found, session.uid):
+            await self._in_the_way(BUDGETS, session, found)
+        version = found["metadata"]["resourceVersion"]
+        wanted["metadata"]["resourceVersion"] = version
+        await self._api.replace(BUDGETS, namespace, name, wanted)
+
+    async def _remove(self, kind: Resource, session: Session, name: str) -> None:
+        found = await self._api.get(kind, session.key.namespace, name)
+        if found is not None and owned_by(found, session.uid):
+            uid = found["metadata"]["uid"]
+            await self._api.delete(kind, session.key.namespace, name, uid)
+
+
+def freshness(seen: Observed, epoch: int, cause: Cause) -> Fresh:
+    lost = at_minute(seen.wall)
+    restore = seen.session.recovery is Recovery.RESTORE_LAST
+    missing = " There was no checkpoint to restore." if restore else ""
+    pod = seen.pod
+    node = pod.node if pod is not None and pod.node else seen.session.status.get("nodeName")
+    return Fresh(
+        cause.value,
+        f"Incarnation {epoch - 1} of this session was lost ({lost}): {cause.sentence}."
+        f"{missing} Incarnation {epoch} began anew; what the former had in memory is gone.",
+        str(node or "") if cause is Cause.HOST_LOST else "",
+    )
+
+
+def left_by_former(item: Object, session: Session) -> bool:
+    """Whether it belonged to another Session of the same name, which must be gone by now."""
+    owners = item["metadata"].get("ownerReferences") or ()
+    return any(
+        owner.get("kind") == "Session"
+        and str(owner.get("apiVersion", "")).startswith(names.PREFIX)
+        and owner.get("name") == session.name
+        and owner.get("uid") != session.uid
+        for owner in owners
+    )
+
+
+def at_minute(wall: datetime) -> str:
+    return wall.strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,240 @@
+"""The pod of one incarnation, from the user's template. Pure.
+
+    init containers   the user's, then the sidecar: it runs on beside the session and is stopped
+                      after it
+    session           the user's container, its command started by hold, which waits until the
+                      sidecar holds the Lease
+
+The user's part of the manifest stays as it was written but for what is named here. The session's
+container gets no token: only the sidecar can touch the Lease.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from holdfast_operator import names, template
+from holdfast_operator.model import Fresh, Session
+from holdfast_operator.settings import Settings
+
+Manifest = dict[str, Any]
+
+BIN: Final = "/run/holdfast-bin"
+HOLD: Final = "/.holdfast"
+RUN: Final = "/run/holdfast"
+STATE: Final = "/var/lib/holdfast"
+TOKEN: Final = "/var/run/secrets/holdfast"  # noqa: S105 - a path
+PROBE_PORT: Final = 7317
+TOKEN_SECONDS: Final = 3607  # what kubelet itself asks for; it renews at 80 %
+GRACE_SECONDS: Final = 30
+USER: Final = 65532  # "nonroot" of distroless images: no user of anybody's
+
+
+def owner_reference(session: Session) -> Manifest:
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": "Session",
+        "name": session.name,
+        "uid": session.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def metadata(session: Session, name: str) -> Manifest:
+    """Of every object made for a Session."""
+    return {
+        "name": name,
+        "namespace": session.key.namespace,
+        "labels": {names.SESSION_LABEL: session.name},
+        "ownerReferences": [owner_reference(session)],
+    }
+
+
+def build(session: Session, epoch: int, fresh: Fresh | None, settings: Settings) -> Manifest:
+    given = session.spec.get("template") or {}
+    spec: Manifest = copy.deepcopy(dict(given.get("spec") or {}))
+    command = template.command_of(session.spec)
+    spec["restartPolicy"] = "Never"
+    spec["hostname"] = session.name
+    spec["automountServiceAccountToken"] = False
+    spec["serviceAccountName"] = session.service_account or names.access_name(session.name)
+    spec.pop("serviceAccount", None)  # the old name of the same field: two would have to agree
+    if spec.get("terminationGracePeriodSeconds") is None:
+        spec["terminationGracePeriodSeconds"] = GRACE_SECONDS
+    spec["volumes"] = [*(spec.get("volumes") or ()), *_volumes(settings)]
+    notice = fresh.message if fresh else ""
+    spec["initContainers"] = [
+        *(spec.get("initContainers") or ()),
+        _sidecar(session, epoch, notice, command, settings),
+    ]
+    spec["containers"] = [
+        _session(container, session, command)
+        if container.get("name") == names.SESSION_CONTAINER
+        else container
+        for container in spec.get("containers") or ()
+    ]
+    if fresh is not None and fresh.avoid:
+        _prefer_away_from(fresh.avoid, spec)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": _metadata(session, epoch, given.get("metadata") or {}),
+        "spec": spec,
+    }
+
+
+def _prefer_away_from(node: str, spec: Manifest) -> None:
+    """A dead node looks alive to the scheduler for a minute. Only preferred: it may be the only
+    one, and back already."""
+    elsewhere = {"key": "metadata.name", "operator": "NotIn", "values": [node]}
+    rule = {"weight": 100, "preference": {"matchFields": [elsewhere]}}
+    affinity = spec["affinity"] = dict(spec.get("affinity") or {})
+    nodes = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
+    field = "preferredDuringSchedulingIgnoredDuringExecution"
+    nodes[field] = [*(nodes.get(field) or ()), rule]
+
+
+def _metadata(session: Session, epoch: int, given: Mapping[str, Any]) -> Manifest:
+    made = metadata(session, names.pod_name(session.name, epoch))
+    made["labels"] = {
+        **_without_reserved(given.get("labels") or {}),
+        **made["labels"],
+        names.EPOCH: str(epoch),
+    }
+    kept = _without_reserved(given.get("annotations") or {})
+    if kept:
+        made["annotations"] = kept
+    return made
+
+
+def _without_reserved(keys: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in keys.items() if not key.startswith(names.PREFIX)}
+
+
+def _volumes(settings: Settings) -> list[Manifest]:
+    token: Manifest = {"path": "token", "expirationSeconds": TOKEN_SECONDS}
+    if settings.token_audience:
+        token["audience"] = settings.token_audience
+    sources = [
+        {"serviceAccountToken": token},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {
+            "downwardAPI": {
+                "items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]
+            }
+        },
+    ]
+    return [
+        {"name": "holdfast-bin", "emptyDir": {}},
+        {"name": "holdfast-hold", "emptyDir": {}},
+        {"name": "holdfast-run", "emptyDir": {}},
+        {"name": "holdfast-state", "emptyDir": {}},
+        {"name": "holdfast-token", "projected": {"sources": sources}},
+    ]
+
+
+def _session(container: Manifest, session: Session, command: list[str]) -> Manifest:
+    made = {**container}
+    # hold gives the command its terminal; kubelet's would be a second one.
+    for field in ("args", "tty", "stdin", "stdinOnce"):
+        made.pop(field, None)
+    made["command"] = [
+        f"{BIN}/hold", "--socket", f"{HOLD}/hold.sock", "--shared", "--wait", "--", *command,
+    ]  # fmt: skip
+    made["volumeMounts"] = [
+        *(made.get("volumeMounts") or ()),
+        {"name": "holdfast-bin", "mountPath": BIN, "readOnly": True},
+        {"name": "holdfast-hold", "mountPath": HOLD},
+        {"name": "holdfast-run", "mountPath": RUN, "readOnly": True},
+    ]
+    ours = {"HOLDFAST_EPOCH_FILE": f"{RUN}/epoch", "HOLDFAST_SESSION": session.name}
+    given = [entry for entry in made.get("env") or () if entry.get("name") not in ours]
+    if not any(entry.get("name") == "TERM" for entry in given):
+        ours["TERM"] = "xterm-256color"
+    made["env"] = [*given, *_env(ours)]
+    return made
+
+
+def _env(values: Mapping[str, str]) -> list[Manifest]:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _from_field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _sidecar(
+    session: Session, epoch: int, notice: str, command: list[str], settings: Settings
+) -> Manifest:
+    made: Manifest = {
+        "name": names.SIDECAR_CONTAINER,
+        "image": settings.image,
+        "command": ["holdfast-sidecar"],
+        "restartPolicy": "Always",
+        "env": _sidecar_env(session, epoch, notice, command),
+        "lifecycle": {
+            "postStart": {"exec": {"command": ["/usr/local/bin/hold", "--install", f"{BIN}/hold"]}}
+        },
+        "livenessProbe": _probe("/healthz", failures=6),
+        "readinessProbe": _probe("/readyz", failures=3, period=3),
+        "resources": copy.deepcopy(dict(settings.sidecar_resources)),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [
+            {"name": "holdfast-bin", "mountPath": BIN},
+            {"name": "holdfast-hold", "mountPath": HOLD},
+            {"name": "holdfast-run", "mountPath": RUN},
+            {"name": "holdfast-state", "mountPath": STATE},
+            {"name": "holdfast-token", "mountPath": TOKEN, "readOnly": True},
+        ],
+    }
+    if settings.image_pull_policy:
+        made["imagePullPolicy"] = settings.image_pull_policy
+    return made
+
+
+def _sidecar_env(session: Session, epoch: int, notice: str, command: list[str]) -> list[Manifest]:
+    terminal = session.spec.get("terminal") or {}
+    return [
+        *_env(
+            {
+                "HOLDFAST_SESSION": session.name,
+                "HOLDFAST_NAMESPACE": session.key.namespace,
+                "HOLDFAST_SESSION_UID": session.uid,
+                "HOLDFAST_EPOCH": str(epoch),
+                "HOLDFAST_LEASE_SECONDS": f"{session.lease_seconds:g}",
+                "HOLDFAST_COLUMNS": str(terminal.get("columns", 120)),
+                "HOLDFAST_ROWS": str(terminal.get("rows", 40)),
+                "HOLDFAST_SCROLLBACK": str(terminal.get("scrollbackLines", 10000)),
+                "HOLDFAST_COMMAND": _literal(json.dumps(command)),
+                "HOLDFAST_NOTICE": _literal(notice),
+            }
+        ),
+        _from_field("HOLDFAST_POD_UID", "metadata.uid"),
+        _from_field("HOLDFAST_POD", "metadata.name"),
+        _from_field("HOLDFAST_NODE", "spec.nodeName"),
+    ]
+
+
+def _literal(text: str) -> str:
+    """kubelet would expand $(NAME) in a value; $$ is its escape for $."""
+    return text.replace("$", "$$")
+
+
+def _probe(path: str, failures: int, period: int = 10) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": PROBE_PORT},
+        "periodSeconds": period,
+        "failureThreshold": failures,
+    }

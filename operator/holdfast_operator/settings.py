@@ -1,0 +1,72 @@
+"""What the chart sets, from the environment. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from holdfast_wire.errors import BadRequest
+
+DEFAULT_RESOURCES: Final[Mapping[str, Any]] = {
+    "requests": {"cpu": "10m", "memory": "48Mi"},
+    "limits": {"memory": "256Mi"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    image: str  # of the sidecar
+    image_pull_policy: str = ""  # "": as Kubernetes chooses by the tag
+    sidecar_resources: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_RESOURCES)
+    token_audience: str = ""  # "": the API server's own
+    namespace: str = "default"  # where the operator itself is: its leader Lease
+    pod_name: str = "holdfast-operator"
+    watch_namespaces: tuple[str, ...] = ()  # empty: all
+    log_level: str = "INFO"
+    port: int = 8080
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Settings:
+        if not env.get("HOLDFAST_IMAGE"):
+            raise BadRequest("HOLDFAST_IMAGE is not set", "set it to the sidecar's image")
+        level = env.get("HOLDFAST_LOG_LEVEL", "").upper() or "INFO"
+        if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+            raise BadRequest(f"HOLDFAST_LOG_LEVEL is {level}", "use debug, info, warning or error")
+        namespaces = env.get("HOLDFAST_WATCH_NAMESPACES", "").replace(",", " ").split()
+        return cls(
+            image=env["HOLDFAST_IMAGE"],
+            image_pull_policy=env.get("HOLDFAST_IMAGE_PULL_POLICY", ""),
+            sidecar_resources=_resources(env.get("HOLDFAST_SIDECAR_RESOURCES", "")),
+            token_audience=env.get("HOLDFAST_TOKEN_AUDIENCE", ""),
+            namespace=env.get("HOLDFAST_NAMESPACE") or "default",
+            pod_name=env.get("HOLDFAST_POD_NAME") or env.get("HOSTNAME") or "holdfast-operator",
+            watch_namespaces=tuple(dict.fromkeys(namespaces)),
+            log_level=level,
+            port=_port(env.get("HOLDFAST_PORT") or "8080"),
+        )
+
+
+def _resources(text: str) -> Mapping[str, Any]:
+    if not text:
+        return DEFAULT_RESOURCES
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise BadRequest(
+            "HOLDFAST_SIDECAR_RESOURCES is not a JSON object",
+            'write it like {"limits": {"memory": "256Mi"}}',
+        )
+    return found
+
+
+def _port(text: str) -> int:
+    # A Service named "holdfast" makes kubelet set HOLDFAST_PORT=tcp://… in every container.
+    if text.startswith("tcp://"):
+        return 8080
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise BadRequest(f"HOLDFAST_PORT is {text}", "use a port number")
+    return int(text)

@@ -1,0 +1,273 @@
+"""The session's Lease: taken before the command runs, renewed while it does, given back after.
+
+Acts on what `holdfast_wire.lease` decides. Invariants: hold gets a deadline only from a renewal
+that the API acknowledged, counted from when it was sent; the command starts only after the first;
+whatever says that the Lease is not ours freezes the session at once, and only a later acknowledged
+renewal thaws it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+from holdfast_sidecar.hold import HoldError
+from holdfast_sidecar.kube import Answer, ApiError, same_object
+from holdfast_wire.lease import Epoch, Holder, Record, Renewal, Standing
+
+PREFIX: Final = "holdfast.dev/"
+_OK, _NOT_FOUND = 200, 404
+# Refused before anything was looked at. In a storm of these, one request that gets through must be
+# a renewal and not a read.
+_NOT_DONE: Final = (401, 403, 429)
+_NS: Final = 1_000_000_000
+# After a request that failed: soon, then less so, but always often enough for the deadline.
+_RETRY_SECONDS: Final = 0.25
+# What the session does is asked of hold, which may be busy; a renewal does not wait longer for it.
+_FACTS_SECONDS: Final = 0.5
+_DIGITS: Final = 18  # of an epoch; no session is moved so often
+
+Facts = Callable[[], Awaitable[dict[str, str]]]
+
+
+class Superseded(Exception):
+    """Another incarnation has the Lease, or will: this one must never run again."""
+
+
+class Guard(Protocol):
+    """The part of hold that the fence needs."""
+
+    async def deadline(self, boottime_ns: int) -> None: ...
+
+
+class LeaseApi(Protocol):
+    async def get(self, path: str) -> Answer: ...
+    async def put(self, path: str, body: dict[str, Any]) -> Answer: ...
+
+
+def boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def record_of(lease: dict[str, Any]) -> Record:
+    """Anything that cannot be read is taken as nobody's promise: epoch 0, which is below all."""
+    metadata, spec = _mapping(lease.get("metadata")), _mapping(lease.get("spec"))
+    notes = _mapping(metadata.get("annotations"))
+    epoch = _number(notes.get(PREFIX + "epoch"))
+    return Record(
+        version=str(metadata.get("resourceVersion", "")),
+        epoch=Epoch(epoch),
+        holder=str(spec.get("holderIdentity") or ""),
+        released=_number(notes.get(PREFIX + "released")) == epoch > 0,
+    )
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(text: object) -> int:
+    plain = isinstance(text, str) and len(text) <= _DIGITS and text.isascii() and text.isdigit()
+    return int(str(text)) if plain else 0
+
+
+class Fence:
+    def __init__(
+        self,
+        api: LeaseApi,
+        path: str,
+        owner: str,
+        holder: Holder,
+        guard: Guard,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = boottime,
+    ) -> None:
+        """`owner` is the UID of the Session: another of the same name has another Lease."""
+        self._api, self._path, self._holder, self._guard = api, path, holder, guard
+        self._owner = owner
+        self._say, self._clock = say, clock
+        self._lease: dict[str, Any] | None = None  # as last read or written; None: read it first
+        self._notes: dict[str, str] = {}
+        self._standing = Standing.VACANT
+        self._fenced = False
+        self._last_complaint = ""
+        self._failures = 0
+        self._soon = asyncio.Event()
+
+    @property
+    def standing(self) -> Standing:
+        return self._standing
+
+    def note(self, **notes: str) -> None:
+        """Goes out with the next renewal."""
+        self._notes |= {PREFIX + name.replace("_", "-"): text for name, text in notes.items()}
+
+    def renew_now(self) -> None:
+        self._soon.set()
+
+    async def acquire(self) -> None:
+        """Returns when the Lease is ours and hold knows until when; HoldError if it is lost."""
+        await self._until_done(release=False)
+
+    async def keep(self, facts: Facts) -> None:
+        """Renews for ever. Ends only by `Superseded`."""
+        timing = self._holder.timing
+        due = self._clock() + timing.renew_every
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, due - self._clock())):
+                    await self._soon.wait()
+            self._soon.clear()
+            with contextlib.suppress(HoldError, TimeoutError):
+                async with asyncio.timeout(_FACTS_SECONDS):
+                    self.note(**await facts())
+            sent, renewed = self._clock(), False
+            with contextlib.suppress(HoldError):  # who serves the session hears of that too
+                renewed = await self._step()
+            due = sent + (timing.renew_every if renewed else self._pause())
+
+    async def release(self, **notes: str) -> None:
+        """Everything has ended: say how, and give the Lease back for good."""
+        self.note(released=str(self._holder.epoch), **notes)
+        await self._until_done(release=True)
+
+    async def _until_done(self, *, release: bool) -> None:
+        while True:
+            if await self._step(release):
+                return
+            await asyncio.sleep(self._pause())
+
+    def _pause(self) -> float:
+        """Until the next attempt, after one that did not renew."""
+        self._failures += 1
+        timing = self._holder.timing
+        if self._standing in (Standing.MISSING, Standing.ROLLED_BACK):
+            return timing.renew_every  # frozen already: nothing to hurry for
+        later = _RETRY_SECONDS * (1 << min(self._failures - 1, 8))
+        return min(later, timing.renew_every / 2)
+
+    # -- one attempt ------------------------------------------------------------------------------
+
+    async def _step(self, release: bool = False) -> bool:
+        """One renewal, after a read if the Lease is not known. False: not now; ask again."""
+        until = asyncio.get_running_loop().time() + self._holder.timing.request_timeout
+        try:
+            return await self._renew(release, until)
+        except TimeoutError:
+            self._doubt("the API does not answer in time")
+        except ApiError as error:
+            self._doubt(str(error))
+        except HoldError as error:
+            self._doubt(f"hold was not told its deadline: {error.message}")
+            if error.code == "lost":
+                raise
+        return False
+
+    async def _renew(self, release: bool, until: float) -> bool:
+        """`until` bounds what the API is asked, not what hold is told: it may be busy freezing."""
+        if self._lease is None:
+            async with asyncio.timeout_at(until):
+                await self._read()
+        standing = await self._judge()
+        if release and standing in (Standing.RELEASED, Standing.MISSING):
+            return True  # by an earlier attempt, whose answer was lost; or there is nobody to tell
+        if standing in (Standing.SUPERSEDED, Standing.RELEASED):
+            raise Superseded(f"the Lease says: {standing.value}")
+        if standing not in (Standing.HELD, Standing.VACANT) or self._lease is None:
+            self._lease = None  # look again the next time
+            return False
+        before = record_of(self._lease).version
+        renewal = self._holder.send(self._clock())
+        async with asyncio.timeout_at(until):
+            answer = await self._api.put(self._path, self._renewed(self._lease, release))
+        if not self._took(answer, before, release):
+            self._doubt(_reason(answer), done=answer.status not in _NOT_DONE)
+            return False
+        self._lease = _kept(answer.body)
+        if not release:
+            await self._acknowledged(renewal)
+        return True
+
+    def _took(self, answer: Answer, before: str, release: bool) -> bool:
+        """Whether the store took what was sent: a version that did not change is no renewal, since
+        that is all the operator goes by."""
+        if answer.status != _OK or not same_object(self._path, answer.body):
+            return False
+        record = record_of(answer.body)
+        wanted = Standing.RELEASED if release else Standing.HELD
+        return self._holder.standing(record) is wanted and record.version not in ("", before)
+
+    async def _read(self) -> None:
+        answer = await self._api.get(self._path)
+        if answer.status == _OK and same_object(self._path, answer.body):
+            self._lease = _kept(answer.body)
+        elif answer.status == _NOT_FOUND and answer.body.get("reason") == "NotFound":
+            self._lease = None
+        else:
+            raise ApiError(_reason(answer))
+
+    async def _judge(self) -> Standing:
+        record = None if self._lease is None else record_of(self._lease)
+        standing = self._holder.standing(record)
+        if self._lease is not None and self._is_anothers(self._lease):
+            standing = Standing.SUPERSEDED
+        if standing is not self._standing:
+            self._say(f"the Lease is {standing.value}")
+            self._standing = standing
+        if standing not in (Standing.HELD, Standing.VACANT):
+            await self._fence()
+        return standing
+
+    def _is_anothers(self, lease: dict[str, Any]) -> bool:
+        """Of a Session made again under the same name, whose epochs count from one again."""
+        owners = lease["metadata"].get("ownerReferences")
+        listed = [_mapping(owner) for owner in owners] if isinstance(owners, list) else []
+        uids = {owner.get("uid") for owner in listed if owner.get("kind") == "Session"}
+        return bool(uids) and self._owner not in uids
+
+    async def _fence(self) -> None:
+        """Now, and until a later deadline: hold is told that the deadline has passed."""
+        if not self._fenced:
+            with contextlib.suppress(HoldError):
+                await self._guard.deadline(0)
+                self._fenced = True
+
+    async def _acknowledged(self, renewal: Renewal) -> None:
+        """Not renewed until hold knows: it must never start the command without a deadline."""
+        deadline = self._holder.acknowledge(renewal)
+        await self._guard.deadline(int(deadline * _NS))
+        self._last_complaint, self._failures = "", 0
+        self._standing, self._fenced = Standing.HELD, False
+
+    def _doubt(self, why: str, done: bool = True) -> None:
+        """The last attempt may have been done, and only a read can tell; or it was not."""
+        if done:
+            self._lease = None
+        if why != self._last_complaint:
+            self._last_complaint = why
+            self._say(f"the Lease was not renewed: {why}")
+
+    def _renewed(self, lease: dict[str, Any], release: bool) -> dict[str, Any]:
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        metadata, spec = dict(lease["metadata"]), dict(_mapping(lease.get("spec")))
+        metadata["annotations"] = {**_mapping(metadata.get("annotations")), **self._notes}
+        if spec.get("holderIdentity") != self._holder.identity:
+            spec["acquireTime"] = now
+            transitions = spec.get("leaseTransitions")
+            spec["leaseTransitions"] = transitions + 1 if isinstance(transitions, int) else 1
+        spec["holderIdentity"] = "" if release else self._holder.identity
+        spec["renewTime"] = now
+        return {**lease, "metadata": metadata, "spec": spec}
+
+
+def _kept(body: dict[str, Any]) -> dict[str, Any]:
+    body["metadata"].pop("managedFields", None)  # the server keeps its own; large, and not ours
+    return body
+
+
+def _reason(answer: Answer) -> str:
+    return f"{answer.status} {str(answer.body.get('message', ''))[:200]}".strip()

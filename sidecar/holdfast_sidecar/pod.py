@@ -1,0 +1,410 @@
+"""`holdfast-sidecar`: the sidecar in a Kubernetes pod.
+
+    hold waits in the session's container  →  Lease taken  →  hold starts the command  →  serve
+    → the command ends  →  how it ended goes into the Lease, which is given back  →  hold goes
+
+Never the command without the Lease, and never the Lease given back while anything runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from holdfast_sidecar import probe, snapshot, spec
+from holdfast_sidecar.fence import Fence, Superseded
+from holdfast_sidecar.hold import HoldError, HoldEvent, HoldLink, HoldStatus
+from holdfast_sidecar.kube import Api, ApiError
+from holdfast_sidecar.runner import Sidecar, log
+from holdfast_sidecar.session import Exit, Session
+from holdfast_wire.errors import BadRequest, HoldfastError
+from holdfast_wire.ids import session_name, terminal_size
+from holdfast_wire.lease import Epoch, Holder, Timing
+
+_LOOK_FOR_HOLD_SECONDS: Final = 0.02
+# hold answers at once unless it is busy freezing, which takes 3 s at most.
+_HOLD_SECONDS: Final = 10.0
+# The session can take hold's socket away and listen there itself. It gains nothing: the real hold
+# gets no more deadlines, and freezes it.
+_IMPOSTOR_SECONDS: Final = 1.0
+# The state of an idle session is looked at this often; where something was printed, each time.
+_LOOK_SECONDS: Final = 30.0
+# What of the screen stays readable in the Session's status.
+_LAST_LINES: Final = 20
+_LAST_BYTES: Final = 4096
+_REMAINS_SECONDS: Final = 0.05
+_CAUSES: Final = {"term": "terminated", "killed": "killed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """From the environment, as the operator's `pods.py` sets it."""
+
+    session: spec.Spec
+    session_uid: str
+    namespace: str
+    epoch: Epoch
+    timing: Timing
+    pod_uid: str
+    notice: str
+    state: Path
+    hold_socket: Path
+    run: Path
+    credentials: Path
+    probe_port: int
+
+    @classmethod
+    def read(cls, env: dict[str, str]) -> Settings:
+        try:
+            return cls._read(env)
+        except KeyError as missing:
+            raise BadRequest(
+                f"{missing.args[0]} is not set: not a pod of the operator's?"
+            ) from None
+        except (ValueError, TypeError) as error:
+            raise BadRequest(f"the environment cannot be understood: {error}") from error
+
+    @classmethod
+    def _read(cls, env: dict[str, str]) -> Settings:
+        state = Path(env.get("HOLDFAST_STATE", "/var/lib/holdfast"))
+        name = session_name(env["HOLDFAST_SESSION"])
+        columns, rows = terminal_size(int(env["HOLDFAST_COLUMNS"]), int(env["HOLDFAST_ROWS"]))
+        epoch = Epoch(int(env["HOLDFAST_EPOCH"]))
+        return cls(
+            session=spec.Spec(
+                name=name,
+                # A fresh incarnation is another stream of bytes: no client resumes into it.
+                id=f"{env['HOLDFAST_SESSION_UID']}.{epoch}",
+                command=tuple(json.loads(env["HOLDFAST_COMMAND"])),
+                columns=columns,
+                rows=rows,
+                scrollback=int(env["HOLDFAST_SCROLLBACK"]),
+                created=_created(state / "created"),
+            ),
+            session_uid=env["HOLDFAST_SESSION_UID"],
+            namespace=env["HOLDFAST_NAMESPACE"],
+            epoch=epoch,
+            timing=Timing.of(float(env["HOLDFAST_LEASE_SECONDS"])),
+            pod_uid=env["HOLDFAST_POD_UID"],
+            notice=env.get("HOLDFAST_NOTICE", ""),
+            state=state,
+            hold_socket=Path(env.get("HOLDFAST_HOLD", "/.holdfast/hold.sock")),
+            run=Path(env.get("HOLDFAST_RUN", "/run/holdfast")),
+            credentials=Path(env.get("HOLDFAST_CREDENTIALS", "/var/run/secrets/holdfast")),
+            probe_port=int(env.get("HOLDFAST_PROBE_PORT", probe.PORT)),
+        )
+
+    @property
+    def lease_path(self) -> str:
+        return (
+            f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{self.session.name}"
+        )
+
+
+def _created(path: Path) -> float:
+    """When this incarnation's first sidecar started: the file's own time."""
+    with contextlib.suppress(FileExistsError):
+        path.touch(exist_ok=False)  # of one that exists it would change the time
+    return path.stat().st_mtime
+
+
+class PodSidecar:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._sidecar = Sidecar(settings.state, settings.session)
+        self._sidecar.session.exec_folder = settings.hold_socket.parent / "exec"
+        self._sidecar.session.exec_readable_by_all = True
+        self._looked_at, self._looked_when = -1, -_LOOK_SECONDS
+        self._facts: dict[str, str] = {}
+        self._serving = False
+        self._given_up = False
+        self._met = False  # the hold that this session began with
+        self._vanished = False  # and it is gone
+        self._speaking = False  # its last words, into the Lease
+        self._told_to_go = False
+
+    async def run(self) -> None:
+        settings = self._settings
+        self._obey_signals()
+        api = Api.from_environment(settings.credentials)
+        server = await probe.serve(lambda: self._serving, settings.probe_port)
+        hold, status = await self._hold()
+        # Not hold's own nonce: the Lease can be read by more than may know that.
+        digest = hashlib.sha256(status.nonce.encode()).hexdigest()[:16]
+        identity = f"{settings.pod_uid}/{digest}"
+        holder = Holder(settings.timing, identity, settings.epoch)
+        fence = Fence(api, settings.lease_path, settings.session_uid, holder, hold, log)
+        try:
+            await self._begin(hold, status, fence)
+            await self._serve(hold, fence)
+        except Superseded as error:
+            await self._give_up(hold, error)
+        finally:
+            server.close()
+            api.close()
+            hold.close()
+
+    def _obey_signals(self) -> None:
+        """kubelet sends SIGTERM when the session's container is gone, or never came."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def go() -> None:
+            if self._speaking:  # kubelet gives us time; whoever comes next would have to wait
+                self._told_to_go = True
+            elif self._serving:
+                self._sidecar.stop()
+            elif task is not None:
+                task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, go)
+
+    async def _hold(self) -> tuple[HoldLink, HoldStatus]:
+        """The session's container starts after ours: hold's socket appears when it does."""
+        path = str(self._settings.hold_socket)
+        while True:
+            # What is not hold may say anything, or nothing.
+            with contextlib.suppress(HoldError, TimeoutError, TypeError, ValueError):
+                async with asyncio.timeout(_HOLD_SECONDS):
+                    link = await HoldLink.connect(path, self._heard, self._lost)
+                    try:
+                        status = await link.status()
+                        self._met = _same(self._settings.state / "hold", status.nonce)
+                    finally:
+                        if not self._met:
+                            link.close()
+                if self._met:
+                    return link, status
+                log("what listens at hold's socket is not the hold that this session began with")
+                await asyncio.sleep(_IMPOSTOR_SECONDS)
+            await asyncio.sleep(_LOOK_FOR_HOLD_SECONDS)
+
+    def _heard(self, event: HoldEvent) -> None:
+        if self._met:
+            self._sidecar.event(event)
+
+    def _lost(self) -> None:
+        """If nobody listens any more, hold is dead, and as PID 1 it took everything along. If
+        it still does, only the link broke: the next sidecar, started by kubelet, makes another."""
+        if not self._met:
+            return  # it was not hold whose end would mean anything
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probing:
+            probing.setblocking(False)
+            try:
+                probing.connect(str(self._settings.hold_socket))
+            except (ConnectionRefusedError, FileNotFoundError):
+                self._vanished = True
+                self._sidecar.lost()
+                return
+            except OSError:
+                pass
+        log("the link to hold broke; starting again")
+        self._sidecar.stop()
+
+    async def _begin(self, hold: HoldLink, status: HoldStatus, fence: Fence) -> None:
+        settings, session = self._settings, self._sidecar.session
+        try:
+            await fence.acquire()
+            _write_epoch(settings.run, settings.epoch)
+            if not status.started:
+                if settings.notice and session.ring.head == 0:
+                    session.ring.append(_banner(settings.notice))
+                while not await self._started(hold):
+                    await fence.acquire()
+        except HoldError as error:
+            await self._over_before_serving(fence, status, error)
+        fence.note(started=str(settings.epoch))
+        fence.renew_now()
+
+    async def _started(self, hold: HoldLink) -> bool:
+        """False: the deadline passed before the command could start, and nothing else is wrong."""
+        try:
+            await hold.start(*self._sidecar.session.size)
+        except HoldError as error:
+            if error.code not in ("expired", "busy"):
+                raise
+            log(f"the command was not started: {error.message}")
+            return False
+        return True
+
+    async def _over_before_serving(
+        self, fence: Fence, status: HoldStatus, error: HoldError
+    ) -> NoReturn:
+        if error.code == "cannot_start":
+            log(f"the command cannot be started: {error.message}")
+            await fence.release(start_error=error.message[:1000])
+        elif error.code == "ending" or self._vanished:
+            # Before it began nothing of the session's can be lost by beginning elsewhere.
+            how = Exit(None, None, "killed" if status.started else "term")
+            await asyncio.sleep(self._settings.timing.settle)
+            await fence.release(exit=_note(how, []))
+        else:
+            raise error  # only the link broke: the next sidecar makes another
+        raise Superseded(error.message) from error
+
+    async def _serve(self, hold: HoldLink, fence: Fence) -> None:
+        self._serving = True
+
+        async def keep() -> None:
+            try:
+                await fence.keep(self._look)
+            except Superseded as error:
+                await self._give_up(hold, error)
+                self._sidecar.stop()
+
+        async def last_words(how: Exit) -> None:
+            if self._given_up:
+                return
+            self._speaking = True
+            await self._nothing_runs(hold)
+            keeping.cancel()
+            if how.by in _CAUSES:  # somebody may follow us: what is under way must have arrived
+                await asyncio.sleep(self._settings.timing.settle)
+            try:
+                lines = await _lines(self._sidecar.session)
+                await fence.release(exit=_note(how, lines))
+            except Superseded as error:
+                log(f"nobody wants to know how it ended: {error}")
+            self._speaking = False
+            if self._told_to_go:
+                with contextlib.suppress(HoldError):
+                    await hold.collected()
+                self._sidecar.stop()
+
+        async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(keep())
+            await self._sidecar.run(hold, last_words)
+            keeping.cancel()
+
+    async def _nothing_runs(self, hold: HoldLink) -> None:
+        """The command has ended; what it left behind has a moment more, and is killed then."""
+        while not self._vanished:
+            try:
+                if not (await hold.graph()).processes:
+                    return
+            except HoldError as error:
+                if error.code == "lost" and not self._vanished:
+                    raise  # the next sidecar asks again
+            await asyncio.sleep(_REMAINS_SECONDS)
+
+    async def _give_up(self, hold: HoldLink, error: Superseded) -> None:
+        """Nothing of this incarnation may run again. hold goes when its end has been collected."""
+        self._given_up = True
+        log(f"this incarnation ({self._settings.epoch}) is over: {error}")
+        with contextlib.suppress(HoldError):
+            await hold.end(0)
+            while True:
+                if (await hold.status()).exited:
+                    break
+                await asyncio.sleep(0.05)
+            await hold.collected()
+
+    async def _look(self) -> dict[str, str]:
+        """What the Lease tells the operator about the session: looked at when it may be news."""
+        session, requests = self._sidecar.session, self._sidecar.requests
+        head, now = session.ring.head, time.monotonic()
+        news = head != self._looked_at or now - self._looked_when >= _LOOK_SECONDS
+        if requests is not None and news:
+            self._looked_at, self._looked_when = head, now
+            active = datetime.fromtimestamp(session.last_active, UTC)
+            self._facts["activity"] = str((await requests.state())["activity"])
+            self._facts["active"] = active.isoformat(timespec="seconds").replace("+00:00", "Z")
+        self._facts["clients"] = str(len(session.turn.participants))
+        self._facts["turn"] = session.turn.holder or ""
+        return self._facts
+
+
+def _same(path: Path, nonce: str) -> bool:
+    """Whether this is the hold that the first sidecar here met."""
+    if not path.exists():
+        new = path.with_suffix(".new")  # a kill must not leave half a name
+        new.write_text(nonce)
+        new.rename(path)
+    return path.read_text() == nonce
+
+
+async def _lines(session: Session) -> list[str]:
+    return await session.emulator.call(
+        lambda terminal, _seq: _last_lines(snapshot.text(terminal, scrollback=True)),
+        session.ring.head,
+    )
+
+
+def _note(how: Exit, lines: list[str]) -> str:
+    body: dict[str, Any] = {
+        **how.to_json(),
+        "cause": _CAUSES.get(how.by or "", "exited"),
+        "at": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "lines": lines,
+    }
+    return json.dumps(body, ensure_ascii=False)
+
+
+def _last_lines(text: str) -> list[str]:
+    lines: list[str] = []
+    size = 0
+    for line in reversed(text.rstrip().split("\n")[-_LAST_LINES:]):
+        clean = "".join(c for c in line if c.isprintable()).rstrip()
+        if not lines:  # rather the beginning of one long line than nothing
+            clean = clean.encode()[: _LAST_BYTES - 1].decode(errors="ignore")
+        size += len(clean.encode()) + 1
+        if size > _LAST_BYTES:
+            break
+        lines.append(clean)
+    return lines[::-1]
+
+
+def _banner(notice: str) -> bytes:
+    clean = "".join(c for c in notice if c.isprintable())[:1000]
+    return f"\x1b[0;7m holdfast \x1b[0;1m {clean}\x1b[0m\r\n".encode()
+
+
+def _write_epoch(folder: Path, epoch: Epoch) -> None:
+    """For the workload, to fence its own writes elsewhere. It can be read by any user."""
+    new = folder / "epoch.new"
+    new.unlink(missing_ok=True)  # one that a killed sidecar left cannot be written
+    new.write_text(f"{epoch}\n")
+    new.chmod(0o444)
+    new.rename(folder / "epoch")
+
+
+def main() -> int:
+    os.umask(0o077)
+    status = 0
+    try:
+        asyncio.run(_run())
+    except* (HoldfastError, HoldError, ApiError, OSError) as group:
+        for error in _each(group):
+            log(str(error))
+        status = 1
+    except* asyncio.CancelledError:
+        log("told to go before the session began")
+    return status
+
+
+def _each(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _each(one)
+    else:
+        yield error
+
+
+async def _run() -> None:
+    await PodSidecar(Settings.read(dict(os.environ))).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Serving one session: hold behind, clients in front, until it ends or we are told to go.
+
+`__main__.py` does this on one machine, `pod.py` in a Kubernetes pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from holdfast_sidecar.hold import EventKind, HoldError, HoldEvent, HoldLink
+from holdfast_sidecar.requests import Requests
+from holdfast_sidecar.server import Server
+from holdfast_sidecar.session import Exit, Session
+from holdfast_sidecar.spec import Spec
+
+# An ended session's screen can be read for a while; then its sidecar goes.
+_ENDED_SECONDS: Final = 600.0
+# Looked at this often while somebody is attached, and a little after anything was printed.
+_LOOK_SECONDS: Final = 0.5
+_LOOK_IDLE_SECONDS: Final = 2.0
+# After this long without output the ring's pages are given back.
+_REST_SECONDS: Final = 2.0
+
+
+def log(message: str) -> None:
+    print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {message}", file=sys.stderr, flush=True)
+
+
+LastWords = Callable[[Exit], Awaitable[None]]
+
+
+class Sidecar:
+    def __init__(self, folder: Path, asked: Spec) -> None:
+        self._folder = folder
+        self._stop = asyncio.Event()
+        self._over: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        self._look = asyncio.Event()
+        self._frozen = False
+        self.session = Session(asked, folder)
+        self.requests: Requests | None = None
+
+    def stop_on_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def run(self, hold: HoldLink, last: LastWords | None = None) -> None:
+        """`last` is awaited when the command has ended, before hold may go."""
+        session = self.session
+        status = await hold.status()
+        self._frozen = status.frozen
+        session.on_fatal = lambda _error: self._stop.set()
+        session.start(await hold.master(), await hold.outbox())
+        self.requests = requests = Requests(session, hold, status.command_pid)
+        requests.frozen = self._frozen
+        await requests.state()
+        server = Server(session, requests, self._folder / "sidecar.sock", self._look.set)
+        if status.exited:
+            self._ended(Exit(status.code, status.signal, status.by))
+        log(f"serving {session.spec.name} from seq {session.ring.head}")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(self._watch(session, server, requests))
+                finish = tasks.create_task(self._finish(session, hold, last))
+                await self._stop.wait()
+                watch.cancel()
+                finish.cancel()
+        finally:
+            server.close()
+            hold.close()
+            session.close()
+
+    # -- what hold says ---------------------------------------------------------------------------
+
+    def event(self, event: HoldEvent) -> None:
+        if event.kind is EventKind.EXITED:
+            self._ended(Exit(event.code, event.signal, event.by))
+            return
+        self._frozen = event.kind is EventKind.FROZEN
+        if self.requests is not None:
+            self.requests.frozen = self._frozen
+
+    def lost(self) -> None:
+        """hold itself is gone, and with it, by its own design, every process."""
+        self._ended(Exit(None, signal.SIGKILL, "killed"))
+
+    def _ended(self, how: Exit) -> None:
+        if not self._over.done():
+            self._over.set_result(how)
+
+    async def _finish(self, session: Session, hold: HoldLink, last: LastWords | None) -> None:
+        how = await self._over
+        session.ended(how)
+        try:
+            saved = self._folder / "exit.new"
+            saved.write_text(json.dumps({**how.to_json(), "ended": round(time.time(), 3)}))
+            saved.rename(self._folder / "exit.json")
+        except OSError as error:  # a full disk must not keep the rest from being done
+            log(f"how the command ended cannot be saved: {error}")
+        if last is not None:
+            await last(how)
+        with contextlib.suppress(HoldError):
+            await hold.collected()
+        log(f"the command ended: {how.to_json()}")
+        await asyncio.sleep(_ENDED_SECONDS)
+        self._stop.set()
+
+    # -- what attached clients like to know -------------------------------------------------------
+
+    async def _watch(self, session: Session, server: Server, requests: Requests) -> None:
+        """Looks when something was printed, when somebody came, and now and then."""
+        told: object = None
+        looked_at, rested_at, waited = -1, -1, 0.0
+        while True:
+            came = self._look.is_set()
+            self._look.clear()
+            head = session.ring.head
+            if head != rested_at and time.time() - session.last_active > _REST_SECONDS:
+                rested_at = head
+                session.ring.rest()
+            if server.connections and (came or looked_at != head or waited >= _LOOK_IDLE_SECONDS):
+                looked_at, waited = head, 0.0
+                with contextlib.suppress(HoldError):
+                    state = await requests.state()
+                    if state != told:
+                        told = state
+                        session.tell({"kind": "state", **state})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._look.wait()
+            waited += _LOOK_SECONDS

@@ -1,0 +1,292 @@
+"""The chart renders, refuses wrong values, and installs what it should and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "holdfast"
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Render = Callable[..., list[dict[str, Any]]]
+Named = dict[tuple[str, str], dict[str, Any]]
+
+VALUES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "no CRDs": {"crds": {"install": False}},
+    "two namespaces": {"operator": {"watchNamespaces": ["one", "two"]}},
+    "no roles for people": {"rbac": {"userRoles": False}},
+    "everything": {
+        "image": {"repository": "mirror/holdfast", "digest": "sha256:" + "0" * 64},
+        "imagePullSecrets": [{"name": "pull"}],
+        "operator": {
+            "replicas": 2,
+            "logLevel": "debug",
+            "podLabels": {"team": "infra"},
+            "podAnnotations": {"note": "yes"},
+            "nodeSelector": {"disk": "fast"},
+            "tolerations": [{"operator": "Exists"}],
+            "affinity": {"nodeAffinity": {}},
+            "topologySpreadConstraints": [{"maxSkew": 1}],
+            "priorityClassName": "system-cluster-critical",
+        },
+        "sidecar": {"image": "mirror/sidecar:1", "tokenAudience": "holdfast"},
+        "serviceAccount": {"name": "other", "annotations": {"a": "b"}},
+        "metrics": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+        "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
+        "fullnameOverride": "hf",
+    },
+}
+
+
+def by_name(items: list[dict[str, Any]]) -> Named:
+    found = {(item["kind"], item["metadata"]["name"]): item for item in items}
+    kinds = [item["kind"] for item in items]
+    assert len(found) == len(items) or kinds.count("RoleBinding") > 2
+    return found
+
+
+def operator(items: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The operator's pod and its container."""
+    (deployment,) = [item for item in items if item["kind"] == "Deployment"]
+    pod: dict[str, Any] = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    return pod, container
+
+
+def environment(container: dict[str, Any]) -> dict[str, Any]:
+    return {
+        item["name"]: item.get("value", item.get("valueFrom", {}).get("fieldRef"))
+        for item in container["env"]
+    }
+
+
+def test_lint(helm: Run) -> None:
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_every_manifest_is_whole(render: Render, name: str) -> None:
+    for item in render(**VALUES[name]):
+        assert item["apiVersion"]
+        assert item["kind"]
+        assert item["metadata"]["labels"]["app.kubernetes.io/part-of"] == "holdfast"
+        assert item["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+
+
+def test_what_is_installed(render: Render) -> None:
+    assert sorted(by_name(render())) == [
+        ("ClusterRole", "holdfast"),
+        ("ClusterRole", "holdfast-cluster"),
+        ("ClusterRole", "holdfast-moderator"),
+        ("ClusterRole", "holdfast-observer"),
+        ("ClusterRole", "holdfast-user"),
+        ("ClusterRoleBinding", "holdfast"),
+        ("ClusterRoleBinding", "holdfast-cluster"),
+        ("CustomResourceDefinition", "checkpoints.holdfast.dev"),
+        ("CustomResourceDefinition", "sessions.holdfast.dev"),
+        ("Deployment", "holdfast"),
+        ("Role", "holdfast-leader"),
+        ("RoleBinding", "holdfast-leader"),
+        ("ServiceAccount", "holdfast"),
+    ]
+
+
+def test_optional_kinds(render: Render) -> None:
+    items = by_name(render(**VALUES["everything"]))
+    monitor = items["PodMonitor", "hf"]["spec"]
+    policy = items["NetworkPolicy", "hf"]["spec"]
+    selector = items["Deployment", "hf"]["spec"]["selector"]
+    assert monitor["selector"] == policy["podSelector"] == selector
+    assert monitor["podMetricsEndpoints"] == [
+        {"port": "http", "path": "/metrics", "interval": "30s"}
+    ]
+    assert policy["ingress"] == [
+        {"ports": [{"port": "http", "protocol": "TCP"}], "from": [{"namespaceSelector": {}}]}
+    ]
+
+
+def test_crds_are_upgraded_and_kept(render: Render) -> None:
+    """Those of crds/, as templates, so that an upgrade changes and an uninstall keeps them."""
+    assert not (CHART / "crds").exists()
+    made = {i["metadata"]["name"]: i for i in render() if i["kind"] == "CustomResourceDefinition"}
+    for path in (ROOT / "crds").glob("*.yaml"):
+        source = yaml.safe_load(path.read_text())
+        copy = made.pop(source["metadata"]["name"])
+        assert copy["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+        assert copy["spec"] == source["spec"]
+    assert not made
+
+
+def test_crds_can_be_left_out(render: Render) -> None:
+    kinds = {item["kind"] for item in render(**VALUES["no CRDs"])}
+    assert "CustomResourceDefinition" not in kinds
+
+
+def test_no_session_is_part_of_the_release(render: Render) -> None:
+    for values in VALUES.values():
+        for item in render(**values):
+            assert not item["apiVersion"].startswith("holdfast.dev/")
+            assert "ownerReferences" not in item["metadata"]
+            assert "helm.sh/hook" not in item["metadata"].get("annotations", {})
+
+
+def test_the_operators_environment(render: Render) -> None:
+    pod, container = operator(render())
+    assert container["command"] == ["holdfast-operator"]
+    assert pod["serviceAccountName"] == "holdfast"
+    found = environment(container)
+    resources = json.loads(found.pop("HOLDFAST_SIDECAR_RESOURCES"))
+    assert resources == {
+        "requests": {"cpu": "10m", "memory": "48Mi"},
+        "limits": {"memory": "256Mi"},
+    }
+    assert found == {
+        "HOLDFAST_IMAGE": container["image"],
+        "HOLDFAST_IMAGE_PULL_POLICY": "IfNotPresent",
+        "HOLDFAST_TOKEN_AUDIENCE": "",
+        "HOLDFAST_WATCH_NAMESPACES": "",
+        "HOLDFAST_LOG_LEVEL": "info",
+        "HOLDFAST_NAMESPACE": {"fieldPath": "metadata.namespace"},
+        "HOLDFAST_POD_NAME": {"fieldPath": "metadata.name"},
+    }
+
+
+def test_the_operators_environment_by_values(render: Render) -> None:
+    _pod, container = operator(render(**VALUES["everything"]))
+    found = environment(container)
+    assert container["image"] == "mirror/holdfast@sha256:" + "0" * 64
+    assert found["HOLDFAST_IMAGE"] == "mirror/sidecar:1"
+    assert found["HOLDFAST_TOKEN_AUDIENCE"] == "holdfast"
+    assert found["HOLDFAST_LOG_LEVEL"] == "debug"
+    _pod, container = operator(render(**VALUES["two namespaces"]))
+    assert environment(container)["HOLDFAST_WATCH_NAMESPACES"] == "one,two"
+
+
+def test_probes(render: Render) -> None:
+    _pod, container = operator(render())
+    assert container["ports"] == [{"name": "http", "containerPort": 8080, "protocol": "TCP"}]
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_restricted_profile(render: Render, name: str) -> None:
+    pod, container = operator(render(**VALUES[name]))
+    assert pod["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & pod.keys()
+    assert all(set(volume) == {"name", "emptyDir"} for volume in pod["volumes"])
+    assert "hostPort" not in container["ports"][0]
+    assert {"requests", "limits"} <= container["resources"].keys()
+
+
+def test_versions_are_the_packages() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert chart["version"] == chart["appVersion"] == project["version"]
+
+
+WRONG_VALUES = [
+    ("operator.replicas=-1", "replicas"),
+    ("operator.replicas=two", "replicas"),
+    ("operator.logLevel=loud", "logLevel"),
+    ("operator.watchNamespaces={Not_One}", "watchNamespaces"),
+    ("operator.resource.limits.memory=1Gi", "resource"),
+    ("operator.resources.limits.memory=lots", "memory"),
+    ("image.repository=", "repository"),
+    ("image.tag=a b", "tag"),
+    ("image.digest=latest", "digest"),
+    ("image.pullPolicy=Sometimes", "pullPolicy"),
+    ("sidecar.resources=256Mi", "resources"),
+    ("sidecar.pullPolicy=", "pullPolicy"),
+    ("serviceAccount.name=Upper", "name"),
+    ("crds.install=maybe", "install"),
+    ("crds.keep=true", "keep"),
+    ("rbac.aggregate=1", "aggregate"),
+    ("metrics.podMonitor.interval=often", "interval"),
+    ("networkPolicy.from=all", "from"),
+    ("imagePullSecrets={pull}", "imagePullSecrets"),
+    ("replicaCount=2", "replicaCount"),
+]
+
+
+@pytest.mark.parametrize(("setting", "name"), WRONG_VALUES, ids=[w[0] for w in WRONG_VALUES])
+def test_wrong_values_are_refused(helm: Run, setting: str, name: str) -> None:
+    done = helm("template", "holdfast", str(CHART), "--set", setting)
+    assert done.returncode != 0
+    assert "values don't meet the specifications of the schema" in done.stderr
+    assert name in done.stderr
+
+
+def test_the_schema_knows_every_value() -> None:
+    """And refuses all others, at every level whose fields are ours."""
+
+    def compare(schema: dict[str, Any], values: Any, path: str) -> None:
+        if "properties" not in schema:
+            return
+        assert schema["additionalProperties"] is False, path
+        assert isinstance(values, dict), path
+        assert values.keys() <= schema["properties"].keys(), path
+        for name, value in values.items():
+            compare(schema["properties"][name], value, f"{path}.{name}")
+
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    compare(schema, values, "values")
+    assert schema["properties"].keys() - values.keys() == {"global"}
+
+
+@pytest.fixture
+def notes(helm: Run, tmp_path: Path) -> Callable[..., str]:
+    """helm shows them only to who has a cluster; so here they are a manifest of a copy."""
+    copy = shutil.copytree(CHART, tmp_path / "chart")
+    file = copy / "templates" / "NOTES.txt"
+    text = f'{{{{ define "notes" }}}}{file.read_text()}{{{{ end }}}}'
+    (copy / "templates" / "notes.yaml").write_text(
+        text + 'kind: Notes\ntext: {{ include "notes" . | toJson }}\n'
+    )
+
+    def rendered(*settings: str) -> str:
+        only = ("--show-only", "templates/notes.yaml")
+        done = helm("template", "holdfast", str(copy), *only, *settings)
+        assert done.returncode == 0, done.stderr
+        found: str = yaml.safe_load(done.stdout)["text"]
+        return found
+
+    return rendered
+
+
+def test_the_notes_can_be_pasted(notes: Callable[..., str]) -> None:
+    text = notes()
+    (manifest,) = re.findall(r"<<'END'\n(.*?)\nEND\n", text, flags=re.DOTALL)
+    assert yaml.safe_load(manifest)["kind"] == "Session"
+    words = [line.split() for line in text.splitlines() if line.startswith("kubectl")]
+    assert ["kubectl", "delete", "--namespace", "default", "session/hello"] in words
+
+
+def test_the_notes_name_a_namespace_that_is_watched(notes: Callable[..., str]) -> None:
+    text = notes("--set", "operator.watchNamespaces={one,two}", "--set", "crds.install=false")
+    assert "kubectl apply --namespace one" in text
+    assert "It looks after sessions in: one, two" in text
+    assert "apply them yourself" in text

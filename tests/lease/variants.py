@@ -1,0 +1,53 @@
+"""The shipped rules at three durations, and rules with one thing broken each.
+
+The checker is worth something only if it refutes every broken one by the same search that finds
+nothing against the shipped ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from holdfast_wire.lease import SHORTEST, Timing
+
+from .model import tight
+from .world import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    name: str
+    rules: Rules
+    holds: bool
+    says: str
+
+
+USUAL: Final = Rules(Timing.of(20))
+
+SHIPPED: Final = (
+    Variant("usual", USUAL, True, "the shipped rules, 20 s"),
+    Variant("shortest", Rules(Timing.of(SHORTEST)), True, f"the shipped rules, {SHORTEST} s"),
+    Variant("tight", Rules(tight()), True, "the duration exactly at the inequality's bound"),
+)
+
+BROKEN: Final = (
+    Variant("short", Rules(tight(0.95)), False, "the duration 5 % under the bound"),
+    Variant(
+        "from-reply", replace(USUAL, from_send=False), False, "deadline counted from the answer"
+    ),
+    Variant(
+        "no-swap", replace(USUAL, compare_and_swap=False), False, "takeover compares no version"
+    ),
+    Variant("no-switch", replace(USUAL, switch=False), False, "no dead-man's switch in hold"),
+    Variant(
+        "wait-for-none",
+        replace(USUAL, missing_is_nobodys=False),
+        False,
+        "a missing Lease is made vacant after a wait",
+    ),
+    Variant("no-settle", replace(USUAL, settle=False), False, "released as soon as frozen"),
+    Variant("no-gate", replace(USUAL, gate=False), False, "nobody checks a woken node's epoch"),
+)
+
+ALL: Final = {variant.name: variant for variant in (*SHIPPED, *BROKEN)}

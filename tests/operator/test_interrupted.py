@@ -1,0 +1,202 @@
+"""Every story of a session, with the operator killed after each of its writes, with each answer
+lost, and with each write not sent: it ends the same, and never do two incarnations run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from holdfast_operator.kube import LEASES, PODS, SESSIONS
+from operator_kit import KEY, Mishap, World, session_object
+
+Story = Callable[[World], Awaitable[None]]
+
+
+async def starts(world: World) -> None:
+    world.api.put(session_object())
+    await world.run(30)
+    assert world.status["phase"] == "Running"
+
+
+async def exits(world: World) -> None:
+    await starts(world)
+    world.current.end("exited", code=3, lines=["bye"])
+    await world.run(30)
+    assert world.status["exit"] == {"code": 3, "cause": "exited"}
+    assert world.status["lastLines"] == ["bye"]
+    # The pod stays, finished, for whoever wants its logs.
+    assert [pod["metadata"]["name"] for pod in world.api.pods()] == ["build-1"]
+
+
+async def exits_and_is_deleted(world: World) -> None:
+    world.api.put(session_object(ttlSecondsAfterEnded=60))
+    await world.run(30)
+    world.current.end("exited", code=0)
+    await world.run(120)
+    assert world.api.one(SESSIONS) is None
+
+
+async def host_dies(world: World) -> None:
+    await starts(world)
+    world.current.dead = True
+    await world.run(90)
+    assert world.status["epoch"] == 2
+    assert world.status["phase"] == "Running"
+    assert world.condition("Fresh")["reason"] == "HostLost"
+    assert "StartedFresh" in world.api.said()
+
+
+async def host_is_cut_off_and_comes_back(world: World) -> None:
+    await starts(world)
+    first = world.current
+    first.cut_off = True
+    await world.run(90)
+    first.cut_off = False
+    await world.run(30)
+    assert world.status["epoch"] == 2
+
+
+async def host_dies_and_session_fails(world: World) -> None:
+    world.api.put(session_object(recovery={"onHostLoss": "Fail"}))
+    await world.run(30)
+    world.current.dead = True
+    await world.run(120)
+    assert world.status["phase"] == "Failed"
+    # Fenced: whatever comes back on that host finds a later epoch and ends.
+    assert (world.api.one(LEASES) or {})["metadata"]["annotations"] == {"holdfast.dev/epoch": "2"}
+    assert [bool(pod["metadata"].get("deletionTimestamp")) for pod in world.api.pods()] == [True]
+
+
+async def pod_is_deleted(world: World) -> None:
+    await starts(world)
+    pod = world.api.pods()[0]
+    world.api.remove(("pods", KEY.namespace, pod["metadata"]["name"]))
+    await world.run(90)
+    assert world.status["epoch"] == 2
+
+
+async def pod_is_deleted_by_force(world: World) -> None:
+    await starts(world)
+    world.current.cut_off = True
+    world.api.vanish(PODS, "build-1")
+    await world.run(90)
+    assert world.status["epoch"] == 2
+
+
+async def lease_is_deleted(world: World) -> None:
+    await starts(world)
+    world.api.vanish(LEASES, KEY.name)
+    await world.run(90)
+    assert world.status["epoch"] == 3  # 2 was nobody's
+
+
+async def is_ended(world: World) -> None:
+    await starts(world)
+    world.session["spec"]["ended"] = True
+    world.api.touch(world.session)
+    await world.run(60)
+    assert world.status["phase"] == "Ended"
+
+
+async def cannot_start(world: World) -> None:
+    world.api.put(session_object())
+    world.start_pods = True
+    await world.run(1)
+    for _ in range(100):
+        if world.incarnations:
+            break
+        await world.run(1)
+    world.current.fail_to_start("bash: not found")
+    await world.run(30)
+    assert world.status["phase"] == "Failed"
+
+
+async def is_deleted(world: World) -> None:
+    await starts(world)
+    world.api.remove(("sessions", KEY.namespace, KEY.name))
+    await world.run(60)
+    assert world.api.one(SESSIONS) is None
+
+
+async def is_deleted_while_its_host_is_dead(world: World) -> None:
+    await starts(world)
+    world.current.dead = True
+    world.api.remove(("sessions", KEY.namespace, KEY.name))
+    await world.run(160)
+    assert world.api.one(SESSIONS) is None
+
+
+STORIES: list[Story] = [
+    starts,
+    exits,
+    exits_and_is_deleted,
+    host_dies,
+    host_is_cut_off_and_comes_back,
+    host_dies_and_session_fails,
+    pod_is_deleted,
+    pod_is_deleted_by_force,
+    lease_is_deleted,
+    is_ended,
+    cannot_start,
+    is_deleted,
+    is_deleted_while_its_host_is_dead,
+]
+
+
+def settled(world: World) -> dict[str, Any]:
+    """What there is at the end, without what is different every time."""
+    seen: dict[str, Any] = {}
+    for (plural, _, name), item in sorted(world.api.items.items()):
+        if plural == "events":
+            continue
+        status = {
+            k: v for k, v in item.get("status", {}).items() if k not in ("startedAt", "endedAt")
+        }
+        if plural == "sessions":
+            status["conditions"] = [
+                {k: _timeless(v) for k, v in one.items() if k != "lastTransitionTime"}
+                for one in status["conditions"]
+            ]
+            status["notice"] = _timeless(status.get("notice"))
+        seen[f"{plural}/{name}"] = {
+            "status": status,
+            "finalizers": item["metadata"].get("finalizers"),
+            "going": bool(item["metadata"].get("deletionTimestamp")),
+            "epoch": (item["metadata"].get("annotations") or {}).get("holdfast.dev/epoch"),
+        }
+    return seen
+
+
+def _timeless(text: object) -> object:
+    return re.sub(r"\(.*?UTC\)", "", text) if isinstance(text, str) else text
+
+
+@pytest.mark.parametrize("mishap", list(Mishap))
+@pytest.mark.parametrize("story", STORIES)
+async def test_ends_the_same(story: Story, mishap: Mishap) -> None:
+    quiet = World()
+    await story(quiet)
+    assert not quiet.overlap
+    expected = settled(quiet)
+    for number in range(1, len(quiet.api.writes) + 1):
+        world = World()
+        world.api.mishap = (number, mishap)
+        await story(world)
+        after = f"{mishap.value}: {quiet.api.writes[number - 1]} ({number})"
+        assert not world.overlap, after
+        assert settled(world) == expected, after
+
+
+@pytest.mark.parametrize("story", STORIES)
+async def test_an_idle_session_costs_no_write(story: Story) -> None:
+    world = World()
+    await story(world)
+    if world.api.one(SESSIONS) is None:
+        return
+    await world.run(60)
+    before = list(world.api.writes)
+    await world.run(600)
+    assert world.api.writes == before

@@ -1,0 +1,307 @@
+"""Whole manifests: what is not here is not in the pod."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+from holdfast_operator import objects, pods
+from holdfast_operator.model import Fresh, Session
+from operator_kit import SETTINGS, session_object
+
+OWNER = {
+    "apiVersion": "holdfast.dev/v1alpha1",
+    "kind": "Session",
+    "name": "build",
+    "uid": "u-1",
+    "controller": True,
+    "blockOwnerDeletion": False,
+}
+SIDECAR = {
+    "name": "holdfast",
+    "image": "example/holdfast:1",
+    "command": ["holdfast-sidecar"],
+    "restartPolicy": "Always",
+    "env": [
+        {"name": "HOLDFAST_SESSION", "value": "build"},
+        {"name": "HOLDFAST_NAMESPACE", "value": "team"},
+        {"name": "HOLDFAST_SESSION_UID", "value": "u-1"},
+        {"name": "HOLDFAST_EPOCH", "value": "3"},
+        {"name": "HOLDFAST_LEASE_SECONDS", "value": "20"},
+        {"name": "HOLDFAST_COLUMNS", "value": "120"},
+        {"name": "HOLDFAST_ROWS", "value": "40"},
+        {"name": "HOLDFAST_SCROLLBACK", "value": "10000"},
+        {"name": "HOLDFAST_COMMAND", "value": '["bash", "-l"]'},
+        {"name": "HOLDFAST_NOTICE", "value": ""},
+        {
+            "name": "HOLDFAST_POD_UID",
+            "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}},
+        },
+        {"name": "HOLDFAST_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "HOLDFAST_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+    ],
+    "lifecycle": {
+        "postStart": {
+            "exec": {"command": ["/usr/local/bin/hold", "--install", "/run/holdfast-bin/hold"]}
+        }
+    },
+    "livenessProbe": {
+        "httpGet": {"path": "/healthz", "port": 7317},
+        "periodSeconds": 10,
+        "failureThreshold": 6,
+    },
+    "readinessProbe": {
+        "httpGet": {"path": "/readyz", "port": 7317},
+        "periodSeconds": 3,
+        "failureThreshold": 3,
+    },
+    "resources": {
+        "requests": {"cpu": "10m", "memory": "48Mi"},
+        "limits": {"memory": "256Mi"},
+    },
+    "securityContext": {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    },
+    "volumeMounts": [
+        {"name": "holdfast-bin", "mountPath": "/run/holdfast-bin"},
+        {"name": "holdfast-hold", "mountPath": "/.holdfast"},
+        {"name": "holdfast-run", "mountPath": "/run/holdfast"},
+        {"name": "holdfast-state", "mountPath": "/var/lib/holdfast"},
+        {"name": "holdfast-token", "mountPath": "/var/run/secrets/holdfast", "readOnly": True},
+    ],
+}
+HOLD = ["/run/holdfast-bin/hold", "--socket", "/.holdfast/hold.sock", "--shared", "--wait", "--"]
+MOUNTS = [
+    {"name": "holdfast-bin", "mountPath": "/run/holdfast-bin", "readOnly": True},
+    {"name": "holdfast-hold", "mountPath": "/.holdfast"},
+    {"name": "holdfast-run", "mountPath": "/run/holdfast", "readOnly": True},
+]
+SESSION = {
+    "name": "session",
+    "image": "python:3.13",
+    "command": [*HOLD, "bash", "-l"],
+    "volumeMounts": MOUNTS,
+    "env": [
+        {"name": "HOLDFAST_EPOCH_FILE", "value": "/run/holdfast/epoch"},
+        {"name": "HOLDFAST_SESSION", "value": "build"},
+        {"name": "TERM", "value": "xterm-256color"},
+    ],
+}
+VOLUMES = [
+    {"name": "holdfast-bin", "emptyDir": {}},
+    {"name": "holdfast-hold", "emptyDir": {}},
+    {"name": "holdfast-run", "emptyDir": {}},
+    {"name": "holdfast-state", "emptyDir": {}},
+    {
+        "name": "holdfast-token",
+        "projected": {
+            "sources": [
+                {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+                {
+                    "configMap": {
+                        "name": "kube-root-ca.crt",
+                        "items": [{"key": "ca.crt", "path": "ca.crt"}],
+                    }
+                },
+                {
+                    "downwardAPI": {
+                        "items": [
+                            {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}
+                        ]
+                    }
+                },
+            ]
+        },
+    },
+]
+
+
+def session(**spec: Any) -> Session:
+    item = session_object(**spec)
+    item["metadata"] |= {"uid": "u-1", "resourceVersion": "1"}
+    return Session.of(item)
+
+
+def test_the_plainest() -> None:
+    assert pods.build(session(), 3, None, SETTINGS) == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "build-3",
+            "namespace": "team",
+            "labels": {"holdfast.dev/session": "build", "holdfast.dev/epoch": "3"},
+            "ownerReferences": [OWNER],
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "hostname": "build",
+            "automountServiceAccountToken": False,
+            "serviceAccountName": "holdfast-build",
+            "terminationGracePeriodSeconds": 30,
+            "volumes": VOLUMES,
+            "initContainers": [SIDECAR],
+            "containers": [SESSION],
+        },
+    }
+
+
+RICH = {
+    "metadata": {
+        "labels": {"app": "x", "holdfast.dev/epoch": "99"},
+        "annotations": {"note": "y", "holdfast.dev/anything": "z"},
+    },
+    "spec": {
+        "serviceAccountName": "own",
+        "serviceAccount": "own",
+        "nodeSelector": {"disk": "fast"},
+        "terminationGracePeriodSeconds": 0,
+        "volumes": [{"name": "work", "emptyDir": {}}],
+        "initContainers": [{"name": "clone", "image": "git"}],
+        "containers": [
+            {
+                "name": "session",
+                "image": "i",
+                "command": ["sh"],
+                "args": ["-c", "x"],
+                "tty": True,
+                "stdin": True,
+                "stdinOnce": True,
+                "env": [
+                    {"name": "TERM", "value": "vt100"},
+                    {"name": "HOLDFAST_SESSION", "value": "forged"},
+                ],
+                "volumeMounts": [{"name": "work", "mountPath": "/data"}],
+            },
+            {"name": "db", "image": "postgres"},
+        ],
+    },
+}
+
+
+def test_a_rich_template() -> None:
+    given = session(template=RICH, command=None)
+    before = copy.deepcopy(given.spec)
+    made = pods.build(given, 3, None, SETTINGS)
+    assert given.spec == before
+    assert made["metadata"]["labels"] == {
+        "app": "x",
+        "holdfast.dev/session": "build",
+        "holdfast.dev/epoch": "3",
+    }
+    assert made["metadata"]["annotations"] == {"note": "y"}
+    sidecar = copy.deepcopy(SIDECAR)
+    sidecar["env"][8]["value"] = '["sh", "-c", "x"]'  # type: ignore[index]
+    assert made["spec"] == {
+        "restartPolicy": "Never",
+        "hostname": "build",
+        "automountServiceAccountToken": False,
+        "serviceAccountName": "own",
+        "nodeSelector": {"disk": "fast"},
+        "terminationGracePeriodSeconds": 0,
+        "volumes": [{"name": "work", "emptyDir": {}}, *VOLUMES],
+        "initContainers": [{"name": "clone", "image": "git"}, sidecar],
+        "containers": [
+            {
+                "name": "session",
+                "image": "i",
+                "command": [*HOLD, "sh", "-c", "x"],
+                "env": [
+                    {"name": "TERM", "value": "vt100"},
+                    {"name": "HOLDFAST_EPOCH_FILE", "value": "/run/holdfast/epoch"},
+                    {"name": "HOLDFAST_SESSION", "value": "build"},
+                ],
+                "volumeMounts": [{"name": "work", "mountPath": "/data"}, *MOUNTS],
+            },
+            {"name": "db", "image": "postgres"},
+        ],
+    }
+
+
+def test_settings_reach_the_sidecar() -> None:
+    settings = replace(
+        SETTINGS, image_pull_policy="Always", token_audience="hf", sidecar_resources={"limits": {}}
+    )
+    made = pods.build(
+        session(command=["echo", "$(HOME) $$"]), 1, Fresh("HostLost", "It costs $(5)."), settings
+    )
+    sidecar = made["spec"]["initContainers"][-1]
+    env = {one["name"]: one.get("value") for one in sidecar["env"]}
+    assert sidecar["imagePullPolicy"] == "Always"
+    assert sidecar["resources"] == {"limits": {}}
+    assert env["HOLDFAST_NOTICE"] == "It costs $$(5)."  # kubelet makes $ of $$
+    assert env["HOLDFAST_COMMAND"] == '["echo", "$$(HOME) $$$$"]'
+    token = made["spec"]["volumes"][-1]["projected"]["sources"][0]["serviceAccountToken"]
+    assert token == {"path": "token", "expirationSeconds": 3607, "audience": "hf"}
+
+
+def test_access() -> None:
+    meta = {
+        "name": "holdfast-build",
+        "namespace": "team",
+        "labels": {"holdfast.dev/session": "build"},
+        "ownerReferences": [OWNER],
+    }
+    given = session()
+    assert objects.account(given) == {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": meta,
+        "automountServiceAccountToken": False,
+    }
+    assert objects.role(given) == {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": meta,
+        "rules": [
+            {
+                "apiGroups": ["coordination.k8s.io"],
+                "resources": ["leases"],
+                "resourceNames": ["build"],
+                "verbs": ["get", "update"],
+            }
+        ],
+    }
+    assert objects.binding(given)["subjects"] == [
+        {"kind": "ServiceAccount", "name": "holdfast-build", "namespace": "team"}
+    ]
+    own = objects.binding(session(template=RICH))
+    assert own["subjects"] == [{"kind": "ServiceAccount", "name": "own", "namespace": "team"}]
+
+
+def test_lease_and_budget() -> None:
+    assert objects.lease(session(), 1) == {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": "build",
+            "namespace": "team",
+            "labels": {"holdfast.dev/session": "build"},
+            "annotations": {"holdfast.dev/epoch": "1"},
+            "ownerReferences": [OWNER],
+        },
+        "spec": {"holderIdentity": "", "leaseDurationSeconds": 20},
+    }
+    assert objects.budget(session(), 4)["spec"] == {
+        "minAvailable": 1,
+        "selector": {"matchLabels": {"holdfast.dev/session": "build", "holdfast.dev/epoch": "4"}},
+    }
+
+
+def test_a_lost_node_is_avoided_where_another_will_do() -> None:
+    theirs = {"weight": 1, "preference": {"matchExpressions": []}}
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    given = session()
+    given.spec["template"]["spec"]["affinity"] = {"nodeAffinity": {preferred: [theirs]}}
+    made = pods.build(given, 2, Fresh("HostLost", "gone", avoid="n1"), SETTINGS)
+    rules = made["spec"]["affinity"]["nodeAffinity"][preferred]
+    assert rules[0] == theirs
+    assert rules[1]["preference"]["matchFields"][0]["values"] == ["n1"]
+    unchanged = given.spec["template"]["spec"]["affinity"]["nodeAffinity"][preferred]
+    assert unchanged == [theirs]

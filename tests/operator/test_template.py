@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast_operator.conditions import Reason
+from holdfast_operator.template import command_of, refusal, reserved_keys
+
+
+def spec(pod: dict[str, Any] | None = None, **session: Any) -> dict[str, Any]:
+    containers = [{"name": "session", "image": "i", **session}]
+    return {"command": ["sh"], "template": {"spec": {"containers": containers, **(pod or {})}}}
+
+
+def test_a_plain_one_is_accepted() -> None:
+    fine = spec(
+        {"terminationGracePeriodSeconds": 5, "restartPolicy": "Never", "hostPID": False},
+        readinessProbe={"exec": {"command": ["true"]}},
+        ports=[{"containerPort": 80}],
+        lifecycle={"preStop": {"sleep": {"seconds": 1}}},
+        tty=True,
+        volumeMounts=[{"name": "w", "mountPath": "/run/holdfaster"}],
+    )
+    assert refusal(fine) is None
+
+
+TOKEN = {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}
+
+
+def mounted(path: str) -> dict[str, Any]:
+    return spec(volumeMounts=[{"name": "w", "mountPath": path}])
+
+
+@pytest.mark.parametrize(
+    ("given", "reason", "says"),
+    [
+        ({**spec(), "suspended": True}, "NotSupported", "spec.suspended"),
+        ({**spec(), "lease": {"durationSeconds": 12}}, "UnsafeLease", "13"),
+        ({"command": ["sh"], "template": {}}, "NoSessionContainer", '"session"'),
+        ({**spec(), "command": None}, "NoCommand", "spec.command"),
+        (spec(livenessProbe={"exec": {}}), "ProbeWouldKill", "frozen session"),
+        (spec(startupProbe={"exec": {}}), "ProbeWouldKill", "startupProbe"),
+        (spec(restartPolicy="Always"), "RestartPolicy", "ended"),
+        (spec({"hostPID": True}), "SharedNamespace", "hostPID"),
+        (spec({"hostNetwork": True}), "SharedNamespace", "hostNetwork"),
+        (spec({"shareProcessNamespace": True}), "SharedNamespace", "shareProcessNamespace"),
+        (spec({"restartPolicy": "OnFailure"}), "RestartPolicy", "onHostLoss"),
+        (spec({"volumes": [{"name": "holdfast-x", "emptyDir": {}}]}), "ReservedName", "volume"),
+        (spec({"volumes": [TOKEN]}), "TokenInSession", "serviceAccountToken"),
+        (spec({"initContainers": [{"name": "holdfast"}]}), "ReservedName", "container"),
+        (mounted("/.holdfast"), "ReservedPath", "/.holdfast"),
+        (mounted("/run/holdfast/"), "ReservedPath", "/run/holdfast"),
+        (mounted("/run/./x/../holdfast-bin//y"), "ReservedPath", "/run/holdfast-bin/y"),
+    ],
+)
+def test_refused(given: dict[str, Any], reason: str, says: str) -> None:
+    found = refusal(given)
+    assert found is not None
+    assert found.reason == reason
+    assert says in found.message
+    assert Reason(found.reason)  # is a documented one
+
+
+def test_the_command() -> None:
+    assert command_of(spec()) == ["sh"]
+    own = {**spec(command=["a"], args=["b"]), "command": None}
+    assert command_of(own) == ["a", "b"]
+    # args alone belong to an ENTRYPOINT that nobody here can see.
+    assert command_of({**spec(args=["b"]), "command": None}) == []
+
+
+def test_reserved_keys_are_named_once() -> None:
+    given = spec()
+    given["template"]["metadata"] = {
+        "labels": {"holdfast.dev/epoch": "1", "app": "x"},
+        "annotations": {"holdfast.dev/epoch": "1", "holdfast.dev/a": "2"},
+    }
+    assert reserved_keys(given) == ("holdfast.dev/a", "holdfast.dev/epoch")

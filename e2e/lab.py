@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from e2e.cluster import build
-from e2e.cluster.places import KUBECONFIG, NODES, REPOSITORY, SHARED
+from e2e.cluster.places import HERE, KUBECONFIG, NODES, REPOSITORY, SHARED
 from holdfast_wire.lease import SHORTEST, Timing
 
 T = TypeVar("T")
@@ -159,12 +159,10 @@ class Lab:
         return done.stdout
 
     def install(self, verb: str = "install", *more: str) -> None:
-        repository, tag = build.HOLDFAST.rsplit(":", 1)
         self.helm(
             verb, "holdfast", str(REPOSITORY / "charts" / "holdfast"),
             "--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--wait", "--timeout=120s",
-            f"--set=image.repository={repository},image.tag={tag},image.pullPolicy=Never",
-            "--set=sidecar.pullPolicy=Never", *more,
+            "--values", str(HERE / "values.yaml"), *more,
         )  # fmt: skip
 
 

@@ -311,7 +311,7 @@ def test_a_node_that_reboots_fast(lab: Lab) -> None:
     marks = session.check()
     assert {mark.epoch for mark in marks} == {1, 2}
     assert "StartedFresh" in " ".join(session.events())
-    session.await_text("incarnation")
+    session.await_text("Incarnation 1 of this session was lost")
     until(lambda: node_ready(lab, node), "the node is back")
 
 

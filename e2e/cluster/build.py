@@ -85,6 +85,17 @@ def programs() -> Path:
 _GO: Final = ("kubernetes", "etcd", "coredns")
 
 
+def etcdutl() -> Path:
+    """Only a test that restores a backup needs it."""
+    source = HERE / "src" / "etcdutl"
+
+    def make(target: Path) -> None:
+        arguments = ["-ldflags", "-s -w", "-o", str(target), "go.etcd.io/etcd/etcdutl/v3"]
+        _go("etcdutl", "building etcdutl", arguments)
+
+    return cached("etcdutl", [source / "go.mod", source / "go.sum"], make)
+
+
 def _build_programs(target: Path) -> None:
     target.mkdir()
     number = KUBERNETES.removeprefix("v").split(".")

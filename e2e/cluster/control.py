@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from e2e.cluster import processes
+from e2e.cluster import build, processes
 from e2e.cluster.places import (
     API_HOST,
     API_PORT,
@@ -121,7 +121,7 @@ def stop() -> None:
 
 def save_storage(programs: Path, target: Path) -> None:
     """A copy of etcd as it is now. The API is away for a moment."""
-    processes.stop("apiserver")
+    processes.stop("apiserver", signal.SIGKILL)
     processes.stop("etcd")
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(_ETCD_DATA, target)
@@ -131,11 +131,16 @@ def save_storage(programs: Path, target: Path) -> None:
 
 
 def restore_storage(programs: Path, source: Path) -> None:
-    """Everything written since `save_storage` is forgotten."""
-    processes.stop("apiserver")
+    """Everything written since `save_storage` is forgotten. As etcd's guide has it, revisions are
+    bumped, or else whoever watches would wait for ever for those it has already seen."""
+    processes.stop("apiserver", signal.SIGKILL)
     processes.stop("etcd")
     shutil.rmtree(_ETCD_DATA)
-    shutil.copytree(source, _ETCD_DATA)
+    peer = f"http://127.0.0.1:{ETCD_PORT + 1}"
+    run(build.etcdutl(), "snapshot", "restore", source / "member" / "snap" / "db",
+        "--skip-hash-check", "--bump-revision=1000000", "--mark-compacted",
+        f"--data-dir={_ETCD_DATA}", "--name=holdfast", f"--initial-cluster=holdfast={peer}",
+        f"--initial-advertise-peer-urls={peer}")  # fmt: skip
     start_etcd(programs)
     start_api(programs)
     await_api(programs)

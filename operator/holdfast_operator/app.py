@@ -34,6 +34,7 @@ class App:
         clock = time.monotonic
         identity = f"{settings.pod_name}/{secrets.token_hex(4)}"
         self.settings = settings
+        self.server = credentials.server
         self.stopped = asyncio.Event()  # also by a fault of ours: kopf ends then
         self.failed = False
         self._sightings = Sightings()

@@ -86,6 +86,8 @@ def accepted(seen: Observed, step: Step) -> Condition:
         return Condition(Type.ACCEPTED, "False", Reason(seen.refusal.reason), seen.refusal.message)
     if isinstance(step, Wait) and step.blocked:
         return Condition(Type.ACCEPTED, "False", Reason(step.blocked[0]), step.blocked[1])
+    if seen.problem and seen.problem.of_spec and seen.pod is None:
+        return Condition(Type.ACCEPTED, "False", Reason.POD_REFUSED, seen.problem.message)
     return Condition(Type.ACCEPTED, "True", Reason.VALID, "the session can be run")
 
 
@@ -115,7 +117,7 @@ def ready(seen: Observed, step: Step, phase: Phase) -> Condition:
             Type.READY, "True", Reason.RUNNING, f"incarnation {seen.epoch} runs the command"
         )
     if seen.problem:
-        return no(Reason(seen.problem[0]), seen.problem[1])
+        return no(Reason.POD_REFUSED, seen.problem.message)
     pod = seen.pod
     if pod is not None and pod.trouble:
         return no(Reason(pod.trouble[0]), pod.trouble[1])
@@ -128,7 +130,7 @@ def _pending(seen: Observed, step: Step) -> Condition:
     if accepted(seen, step).status != "True":
         return Condition(Type.READY, "False", Reason.NOT_ACCEPTED, "see the condition Accepted")
     if seen.problem:
-        return Condition(Type.READY, "False", Reason(seen.problem[0]), seen.problem[1])
+        return Condition(Type.READY, "False", Reason.POD_REFUSED, seen.problem.message)
     return Condition(Type.READY, "False", Reason.STARTING, "about to begin")
 
 

@@ -21,9 +21,9 @@ First row that fits:
                      else                                     Wait
     not begun        to be ended                              End: Ended
                      spec refused, or names taken             Wait
+                     else                                     Grant epoch 1, and access with it
     no access        ServiceAccount, Role, RoleBinding        EnsureAccess
-    no Lease         never had one                            Grant epoch 1
-                     had one                                  Bar, for nobody, then wait as ever
+    no Lease                                                  Bar, for nobody, then wait as ever
     rolled back      a person accepted, may take              TakeOver above the accepted epoch
                      else                                     Wait
     older epochs     their pods not yet deleted               DeletePods
@@ -85,7 +85,7 @@ class EnsureAccess:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Create the first Lease, vacant, for this epoch."""
+    """Create the first Lease, vacant, for this epoch; and the access to it, if it is missing."""
 
     epoch: int
 
@@ -180,18 +180,19 @@ def decide(seen: Observed) -> Step:
         return AddFinalizer()
     if session.phase in TERMINAL:
         return _over(seen)
-    begun = seen.lease is not None or seen.high_water > 0
-    if session.ended and not begun:
+    if session.ended and not seen.begun:
         return End(Phase.ENDED, "Ended", "it was ended before it began")
-    if seen.refusal and not begun:
+    if seen.refusal and not seen.begun:
         return Wait()
     taken = _names_taken(seen)
     if taken:
         return Wait(seen.now + LOOK_AGAIN_SECONDS, ("NameTaken", taken))
+    if not seen.begun:
+        return Grant(1)
     if not seen.access:
         return EnsureAccess()
     if seen.lease is None:
-        return Bar(seen.high_water + 1) if begun else Grant(1)
+        return Bar(seen.high_water + 1)
     if seen.rolled_back:
         return _rolled_back(seen)
     return _current(seen)

@@ -71,7 +71,8 @@ def between(
                 warning=True,
             )
         )
-    if turned("Accepted", "False"):
+    refused = turned("Accepted", "False")
+    if refused:
         said.append(Saying(Said.REFUSED, now["Accepted"]["message"], warning=True))
     if turned("Quarantined", "True"):
         said.append(Saying(Said.QUARANTINED, now["Quarantined"]["message"], warning=True))
@@ -79,7 +80,7 @@ def between(
     if now.get("Fresh", {}).get("status") == "True" and fresh_before != now["Fresh"]["message"]:
         said.append(Saying(Said.STARTED_FRESH, now["Fresh"]["message"], warning=True))
     ready = now.get("Ready", {})
-    if turned("Ready", "False") and ready.get("reason") in _STUCK:
+    if turned("Ready", "False") and ready.get("reason") in _STUCK and not refused:
         said.append(Saying(Said.NOT_STARTING, ready["message"], warning=True))
     return said + _phases(before, after, ready.get("message", ""))
 

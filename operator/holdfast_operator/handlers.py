@@ -3,12 +3,15 @@ read anew. There are no change handlers, so kopf writes nothing to any object.""
 
 from __future__ import annotations
 
+import dataclasses
+import ssl
 from typing import Any, Final
 
 import kopf
 
 from holdfast_operator import names
 from holdfast_operator.app import App
+from holdfast_operator.credentials import lenient
 from holdfast_operator.names import Key
 
 # Whole: kopf passes it on as it is, and the API server refuses 240.0.
@@ -17,12 +20,30 @@ CLIENT_SECONDS: Final = 300.0  # for a server that does not
 SILENCE_SECONDS: Final = 100.0
 
 
+class Connection(kopf.ConnectionInfo):
+    """kopf's own, trusting the same certificates as the rest of the operator."""
+
+    def as_ssl_context(self) -> ssl.SSLContext:
+        return lenient(super().as_ssl_context())
+
+
+def login(server: str, **given: Any) -> Connection | None:
+    """`server`: by its address, as kubelet gives it. kopf would look its name up, and watch nothing
+    while the cluster's DNS is away."""
+    found = kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
+    if found is None:
+        return None
+    fields = dataclasses.fields(found)
+    copied = {field.name: getattr(found, field.name) for field in fields}
+    return Connection(**{**copied, "server": server})
+
+
 def register(app: App) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
-    def login(**given: Any) -> Any:
-        return kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
+    def log_in(**given: Any) -> Connection | None:
+        return login(app.server, **given)
 
     @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:

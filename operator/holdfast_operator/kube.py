@@ -102,7 +102,10 @@ class Api(Protocol):
     ) -> tuple[Sequence[Object], str]:
         """All objects, and the list's resourceVersion."""
 
-    async def create(self, kind: Resource, namespace: str, body: Object) -> Object: ...
+    async def create(
+        self, kind: Resource, namespace: str, body: Object, strict: bool = False
+    ) -> Object:
+        """`strict`: a field that the API does not know is refused, not dropped."""
 
     async def replace(self, kind: Resource, namespace: str, name: str, body: Object) -> Object:
         """A compare-and-swap: `body` carries the resourceVersion it was made from."""
@@ -168,8 +171,11 @@ class Kube:
                 return items, str(meta.get("resourceVersion", ""))
             params = {**params, "continue": meta["continue"]}
 
-    async def create(self, kind: Resource, namespace: str, body: Object) -> Object:
-        return await self._json("create", "POST", kind.path(namespace), body=body)
+    async def create(
+        self, kind: Resource, namespace: str, body: Object, strict: bool = False
+    ) -> Object:
+        params = {"fieldValidation": "Strict"} if strict else None
+        return await self._json("create", "POST", kind.path(namespace), params=params, body=body)
 
     async def replace(self, kind: Resource, namespace: str, name: str, body: Object) -> Object:
         return await self._json("update", "PUT", kind.path(namespace, name), body=body)

@@ -1,5 +1,5 @@
-"""Which of several operators acts: the holder of the Lease `holdfast-operator`, by the same rules
-as a session's.
+"""Which of several operators acts: the holder of the Lease `holdfast.dev-operator`, by the same
+rules as a session's.
 
 Invariant: `leads` is false from the deadline on, which runs from the send time of the last
 acknowledged renewal. This spares work and noise; it is not what keeps incarnations apart: two
@@ -20,7 +20,8 @@ from holdfast_operator.model import LeaseSeen
 from holdfast_wire.errors import AlreadyExists, HoldfastError
 from holdfast_wire.lease import Epoch, Holder, Observer, Record, Timing
 
-NAME: Final = "holdfast-operator"
+# A Session's name has no dot, so none can want this Lease for itself.
+NAME: Final = "holdfast.dev-operator"
 SECONDS: Final = 15  # another operator takes over this long after the last renewal
 
 

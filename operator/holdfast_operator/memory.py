@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast_operator.model import Problem
+
 # Waits before the 2nd, 3rd, … incarnation in a row that did not last.
 BACKOFF: Final = (0.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
 LASTED_SECONDS: Final = 600.0
@@ -20,7 +22,7 @@ class Memory:
     status_written_at: float | None = None
     access_seen_at: float | None = None
     budget: int | None = None
-    problem: tuple[str, str] | None = None
+    problem: Problem | None = None
     begun: int = 0  # incarnations in a row that did not last
     begun_at: float | None = None
 

@@ -294,6 +294,14 @@ def _trouble(status: Object) -> tuple[str, str] | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Problem:
+    """The last write of ours that the API server refused."""
+
+    message: str
+    of_spec: bool  # the pod is not a valid one: only another spec will do
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """Everything `decide` and `status_of` look at. Times are this process's monotonic seconds,
     but `wall`, which is only ever shown or compared with what was shown."""
@@ -311,11 +319,16 @@ class Observed:
     wall: datetime
     deleting_since: float | None = None
     retry_at: float = 0.0  # no further incarnation before this
-    problem: tuple[str, str] | None = None  # reason and message of the last refused write
+    problem: Problem | None = None
 
     @property
     def epoch(self) -> int:
         return self.lease.epoch if self.lease else self.high_water
+
+    @property
+    def begun(self) -> bool:
+        """An epoch was granted, now or ever."""
+        return self.lease is not None or self.high_water > 0
 
     @property
     def pod(self) -> PodSeen | None:

@@ -61,15 +61,19 @@ class Look:
             return None
         session = Session.of(item)
         memory = self.memory(session)
+        new = memory.high_water == 0 and not session.status.get("epoch")
         labels = f"{SESSION_LABEL}={key.name}"
-        (pods, _), access, budget = await asyncio.gather(
+        (pods, _), access, budget, found = await asyncio.gather(
             self._api.list_all(PODS, key.namespace, labels=labels),
             self._access(session, memory),
             self._budget(session, memory),
+            self._api.get(LEASES, key.namespace, key.name) if new else _unread(),
         )
         seen_pods = tuple(PodSeen.of(pod, session.uid) for pod in pods)
-        # The Lease last, so that it is the freshest: it is what is decided on.
-        found = await self._api.get(LEASES, key.namespace, key.name)
+        # The Lease after the pods: it is what is decided on, and a pod that is there had one. Where
+        # nothing has begun there is no pod, and no need to wait.
+        if seen_pods or not new:
+            found = await self._api.get(LEASES, key.namespace, key.name)
         lease = None if found is None else LeaseSeen.of(found, session.uid)
         now = self._clock()
         # A refused duration has no Lease to wait for; the shortest safe one stands in.
@@ -120,8 +124,14 @@ class Look:
         if memory.budget is not None and memory.access_known(self._clock()):
             return memory.budget
         found = await self._api.get(BUDGETS, session.key.namespace, access_name(session.name))
-        memory.budget = None if found is None else budget_epoch(found)
+        # One that a deleted Session of this name left goes soon, and protects nothing of ours.
+        ours = found if found is not None and owned_by(found, session.uid) else None
+        memory.budget = None if ours is None else budget_epoch(ours)
         return memory.budget
+
+
+async def _unread() -> None:
+    return None
 
 
 def budget_epoch(item: Object) -> int:

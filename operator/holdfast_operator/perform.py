@@ -2,12 +2,16 @@
 
 Each step is one transition: a compare-and-swap, a create or a delete that can be done again. When
 the process dies in the middle or an answer is lost, the next look shows what came of it.
+
+While a session begins, the API server's answers show all that a step changed: the picture with that
+in it is returned, and the next step is decided on it without another look.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 from holdfast_operator import names, objects, pods
@@ -41,7 +45,15 @@ from holdfast_operator.kube import (
     Resource,
 )
 from holdfast_operator.memory import Memory
-from holdfast_operator.model import Cause, Fresh, Observed, Recovery, Session, owned_by
+from holdfast_operator.model import (
+    Cause,
+    Fresh,
+    LeaseSeen,
+    Observed,
+    Recovery,
+    Session,
+    owned_by,
+)
 from holdfast_operator.names import access_name
 from holdfast_operator.settings import Settings
 from holdfast_wire.errors import AlreadyExists, Internal
@@ -52,11 +64,15 @@ class Perform:
     def __init__(self, api: Api, settings: Settings, clock: Callable[[], float]) -> None:
         self._api, self._settings, self._clock = api, settings, clock
 
-    async def __call__(self, seen: Observed, step: Step, memory: Memory) -> None:
+    async def __call__(self, seen: Observed, step: Step, memory: Memory) -> Observed | None:
+        """What is known now; None: look again."""
         session = seen.session
         match step:
             case AddFinalizer():
-                await self._finalizers(session, (*session.finalizers, names.FINALIZER))
+                wanted = (*session.finalizers, names.FINALIZER)
+                item = await self._finalizers(session, wanted)
+                # A session that has begun is looked at anew: its picture is of other objects too.
+                return None if seen.begun else replace(seen, session=Session.of(item))
             case RemoveFinalizer():
                 rest = tuple(one for one in session.finalizers if one != names.FINALIZER)
                 await self._finalizers(session, rest)
@@ -64,11 +80,17 @@ class Perform:
                 await self._access(session)
                 memory.access_seen_at = None
             case Grant(epoch):
-                await self._own(LEASES, session, objects.lease(session, epoch))
-                memory.high_water = max(memory.high_water, epoch)
+                return await self._grant(seen, epoch, memory)
             case Bar(epoch):
-                await self._own(LEASES, session, objects.lease(session, epoch, holder=NOBODY))
-                memory.high_water = max(memory.high_water, epoch)
+                await self._lease(session, epoch, NOBODY, memory)
+            case _:
+                await self._later(seen, step, memory)
+        return None
+
+    async def _later(self, seen: Observed, step: Step, memory: Memory) -> None:
+        """The steps of a session that has its Lease."""
+        session = seen.session
+        match step:
             case TakeOver(epoch, cause):
                 await self._swap(seen, epoch, freshness(seen, epoch, cause), memory)
             case Fence(epoch):
@@ -77,7 +99,7 @@ class Perform:
                 memory.began(self._clock())
                 told = seen.lease.fresh if seen.lease else None
                 made = pods.build(session, epoch, told, self._settings)
-                await self._own(PODS, session, made)
+                await self._own(PODS, session, made, strict=True)
             case SetBudget(epoch):
                 await self._budget(session, epoch)
                 memory.budget = epoch
@@ -97,9 +119,38 @@ class Perform:
             case _:
                 raise Internal(f"{type(step).__name__} is not performed here")
 
-    async def _finalizers(self, session: Session, wanted: tuple[str, ...]) -> None:
+    async def _finalizers(self, session: Session, wanted: tuple[str, ...]) -> Object:
         body = {"metadata": {"resourceVersion": session.version, "finalizers": list(wanted)}}
-        await self._api.patch(SESSIONS, session.key.namespace, session.name, body)
+        return await self._api.patch(SESSIONS, session.key.namespace, session.name, body)
+
+    async def _grant(self, seen: Observed, epoch: int, memory: Memory) -> Observed | None:
+        """The Lease and the access to it at once: neither is of use before its pod, which waits
+        for both."""
+        session = seen.session
+        made, access = await asyncio.gather(
+            self._lease(session, epoch, "", memory),
+            _nothing() if seen.access else self._access(session),
+            return_exceptions=True,
+        )
+        for error in (made, access):
+            if isinstance(error, BaseException):
+                raise error
+        if not isinstance(made, LeaseSeen):
+            return None
+        # It was made a moment ago, so nobody may take it.
+        return replace(
+            seen, lease=made, access=True, high_water=epoch, may_take=False, take_at=None
+        )
+
+    async def _lease(
+        self, session: Session, epoch: int, holder: str, memory: Memory
+    ) -> LeaseSeen | None:
+        """None if there was one already: what its epoch is, the next look shows."""
+        item = await self._own(LEASES, session, objects.lease(session, epoch, holder))
+        if item is None:
+            return None
+        memory.high_water = max(memory.high_water, epoch)
+        return LeaseSeen.of(item, session.uid)
 
     async def _access(self, session: Session) -> None:
         wanted = [(ROLES, objects.role(session)), (BINDINGS, objects.binding(session))]
@@ -109,18 +160,21 @@ class Perform:
             *(self._own(kind, session, body) for kind, body in wanted), return_exceptions=True
         )
         for error in made:
-            if error is not None:
+            if isinstance(error, BaseException):
                 raise error
 
-    async def _own(self, kind: Resource, session: Session, body: Object) -> None:
-        """Create it; one of this Session's that is there already will do."""
+    async def _own(
+        self, kind: Resource, session: Session, body: Object, strict: bool = False
+    ) -> Object | None:
+        """Create it; one of this Session's that is there already will do, and None is returned."""
         name, namespace = body["metadata"]["name"], session.key.namespace
         try:
-            await self._api.create(kind, namespace, body)
+            return await self._api.create(kind, namespace, body, strict)
         except AlreadyExists:
             found = await self._api.get(kind, namespace, name)
             if found is None or not owned_by(found, session.uid):
                 await self._in_the_way(kind, session, found)
+        return None
 
     async def _in_the_way(self, kind: Resource, session: Session, found: Object | None) -> None:
         """What a deleted Session of this name left, and the garbage collector has not yet taken, is
@@ -162,6 +216,10 @@ class Perform:
         if found is not None and owned_by(found, session.uid):
             uid = found["metadata"]["uid"]
             await self._api.delete(kind, session.key.namespace, name, uid)
+
+
+async def _nothing() -> None:
+    pass
 
 
 def freshness(seen: Observed, epoch: int, cause: Cause) -> Fresh:

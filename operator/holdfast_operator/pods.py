@@ -175,7 +175,10 @@ def _sidecar(
         "image": settings.image,
         "command": ["holdfast-sidecar"],
         "restartPolicy": "Always",
-        "env": _sidecar_env(session, epoch, notice, command),
+        "env": [
+            *_sidecar_env(session, epoch, notice, command),
+            *_env(dict(settings.sidecar_env)),
+        ],
         "lifecycle": {
             "postStart": {"exec": {"command": ["/usr/local/bin/hold", "--install", f"{BIN}/hold"]}}
         },

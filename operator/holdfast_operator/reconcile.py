@@ -1,16 +1,19 @@
-"""One look at one Session and one step for it: observe, decide, perform, say.
+"""One look at one Session and a step for it: observe, decide, perform, say.
 
-The key comes back until the step is to wait. Only the leader does any of this.
+Where the answer to a step shows all that it changed, the next one follows without another look;
+else the key comes back, until the step is to wait. Only the leader does any of this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from holdfast_operator import events, log, metrics, status, template
 from holdfast_operator.decide import (
     Bar,
+    CreatePod,
     DeleteLease,
     DeleteSession,
     End,
@@ -24,7 +27,7 @@ from holdfast_operator.decide import (
 )
 from holdfast_operator.events import Said, Saying
 from holdfast_operator.kube import EVENTS, SESSIONS, Api, Conflict, Invalid
-from holdfast_operator.model import Observed, Session
+from holdfast_operator.model import Observed, Problem, Session
 from holdfast_operator.names import Key
 from holdfast_operator.observe import Look
 from holdfast_operator.perform import Perform
@@ -32,6 +35,8 @@ from holdfast_operator.text import plain
 from holdfast_wire.errors import AlreadyExists, Forbidden, HoldfastError, Retry
 
 _ON_LEASE: Final = (Grant, Bar, TakeOver, Fence)
+# Finalizer, Lease, status, pod: what a new session needs. More on one picture would be too old.
+IN_A_ROW: Final = 4
 
 
 class Reconcile:
@@ -60,37 +65,50 @@ class Reconcile:
         if seen is None:
             metrics.phases.forget(key)
             return None
-        step = decide(seen)
-        metrics.phases.note(key, status.phase_of(seen, step))
-        if not self._leads():
-            return None
-        if isinstance(step, Wait | End | RaiseEpoch):
-            later = await self._write_status(seen, step)
-            if not isinstance(step, Wait):
-                return 0.0
-            waits = [at - seen.now for at in (later, step.until) if at is not None]
-            return max(0.0, min(waits)) if waits else None
-        await self._act(seen, step)
+        for _step in range(IN_A_ROW):
+            step = decide(seen)
+            metrics.phases.note(key, status.phase_of(seen, step))
+            if not self._leads():
+                return None
+            if isinstance(step, Wait):
+                later, _ = await self._write_status(seen, step)
+                waits = [at - seen.now for at in (later, step.until) if at is not None]
+                return max(0.0, min(waits)) if waits else None
+            known = await self._act(seen, step)
+            if known is None:
+                break
+            seen = known
         return 0.0
 
-    async def _act(self, seen: Observed, step: Step) -> None:
+    async def _act(self, seen: Observed, step: Step) -> Observed | None:
+        """What is known now; None: look again."""
+        if isinstance(step, End | RaiseEpoch):
+            _, session = await self._write_status(seen, step)
+            if isinstance(step, RaiseEpoch) and session is not None:
+                return replace(seen, session=session)
+            return None
+        return await self._perform_step(seen, step)
+
+    async def _perform_step(self, seen: Observed, step: Step) -> Observed | None:
         session, memory = seen.session, self._look.memory(seen.session)
         self._describe(seen, step)
         await self._announce(seen, step)
         try:
-            await self._perform(seen, step, memory)
+            known = await self._perform(seen, step, memory)
         except Conflict:
             if isinstance(step, _ON_LEASE):
                 self._look.conflicted(session.key, session)
             raise
         except (Forbidden, Invalid, AlreadyExists) as error:
             if not session.deleting:
-                memory.problem = ("PodRefused", plain(str(error)))
+                of_spec = isinstance(step, CreatePod) and isinstance(error, Invalid)
+                memory.problem = Problem(plain(str(error)), of_spec)
                 await self._write_status(await self._again(seen), Wait())
             raise
         memory.problem = None
         if isinstance(step, TakeOver):
             metrics.TAKEOVERS.labels(step.cause.value).inc()
+        return known
 
     async def _again(self, seen: Observed) -> Observed:
         return await self._look(seen.session.key) or seen
@@ -117,25 +135,29 @@ class Reconcile:
             )
             await self._say(seen, Saying(Said.DELETION_OVERDUE, message, warning=True))
 
-    async def _write_status(self, seen: Observed, step: Step) -> float | None:
-        """Writes it if it is worth it; returns when else it will be."""
+    async def _write_status(
+        self, seen: Observed, step: Step
+    ) -> tuple[float | None, Session | None]:
+        """Writes it if it is worth it. Returns when else it will be, and the Session as written."""
         session = seen.session
         if session.deleting and not session.finalizers:
-            return None
+            return None, None
         memory = self._look.memory(session)
         wanted = status.status_of(seen, step)
         patch = status.difference(session.status, wanted)
         at = status.due(patch, memory.status_written_at, seen.now)
         if at is None or at > seen.now:
-            return at
+            return at, None
         # Said first: killed in between, it is said twice, which is better than never.
         reserved = template.reserved_keys(session.spec)
         for saying in events.between(session.status, wanted, reserved):
             await self._say(seen, saying)
         body = {"metadata": {"resourceVersion": session.version}, "status": patch}
-        await self._api.patch(SESSIONS, session.key.namespace, session.name, body, sub="status")
+        item = await self._api.patch(
+            SESSIONS, session.key.namespace, session.name, body, sub="status"
+        )
         memory.status_written_at = self._clock()
-        return None
+        return None, Session.of(item)
 
     async def _say(self, seen: Observed, saying: Saying) -> None:
         session = seen.session

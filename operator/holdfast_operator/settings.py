@@ -14,12 +14,15 @@ DEFAULT_RESOURCES: Final[Mapping[str, Any]] = {
     "limits": {"memory": "256Mi"},
 }
 
+RESERVED_ENV: Final = "HOLDFAST_"
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     image: str  # of the sidecar
     image_pull_policy: str = ""  # "": as Kubernetes chooses by the tag
     sidecar_resources: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_RESOURCES)
+    sidecar_env: tuple[tuple[str, str], ...] = ()  # beside what the operator sets
     token_audience: str = ""  # "": the API server's own
     namespace: str = "default"  # where the operator itself is: its leader Lease
     pod_name: str = "holdfast-operator"
@@ -39,6 +42,7 @@ class Settings:
             image=env["HOLDFAST_IMAGE"],
             image_pull_policy=env.get("HOLDFAST_IMAGE_PULL_POLICY", ""),
             sidecar_resources=_resources(env.get("HOLDFAST_SIDECAR_RESOURCES", "")),
+            sidecar_env=_env(env.get("HOLDFAST_SIDECAR_ENV", "")),
             token_audience=env.get("HOLDFAST_TOKEN_AUDIENCE", ""),
             namespace=env.get("HOLDFAST_NAMESPACE") or "default",
             pod_name=env.get("HOLDFAST_POD_NAME") or env.get("HOSTNAME") or "holdfast-operator",
@@ -60,6 +64,27 @@ def _resources(text: str) -> Mapping[str, Any]:
             "HOLDFAST_SIDECAR_RESOURCES is not a JSON object",
             'write it like {"limits": {"memory": "256Mi"}}',
         )
+    return found
+
+
+def _env(text: str) -> tuple[tuple[str, str], ...]:
+    if not text:
+        return ()
+    try:
+        found = tuple((one["name"], one["value"]) for one in json.loads(text))
+    except (ValueError, TypeError, KeyError):
+        found = ((None, None),)
+    if not all(isinstance(part, str) for one in found for part in one):
+        raise BadRequest(
+            "HOLDFAST_SIDECAR_ENV is not a JSON list of names and values",
+            'write it like [{"name": "TZ", "value": "UTC"}]',
+        )
+    for name, _value in found:
+        if not name or name.startswith(RESERVED_ENV):
+            raise BadRequest(
+                f'HOLDFAST_SIDECAR_ENV sets "{name}"',
+                f"choose a name that does not begin with {RESERVED_ENV}: those are the operator's",
+            )
     return found
 
 

@@ -151,10 +151,24 @@ def _container_refusals(container: Object) -> Iterator[Refusal]:
         yield Refusal("ReservedName", f'rename the container "{name}": names that begin with'
                       f' "{RESERVED_NAME}" are ours')  # fmt: skip
     for mount in container.get("volumeMounts") or ():
-        path = posixpath.normpath("/" + str(mount.get("mountPath", "")).lstrip("/"))
+        volume = str(mount.get("name", ""))
+        if volume.startswith(RESERVED_NAME):
+            yield Refusal(
+                "ReservedName",
+                f'remove the mount of "{volume}" from container "{name}": volumes that begin with'
+                f' "{RESERVED_NAME}" are ours, and one of them holds the token that renews the'
+                " Lease",
+            )
+        path = _where_it_lands(str(mount.get("mountPath", "")))
         for reserved in RESERVED_PATHS:
             if path == reserved or path.startswith(reserved + "/"):
                 yield Refusal(
                     "ReservedPath",
                     f'mount something elsewhere in container "{name}": {path} belongs to holdfast',
                 )
+
+
+def _where_it_lands(path: str) -> str:
+    """As the runtime resolves it: in most images /var/run is a link to /run."""
+    found = posixpath.normpath("/" + path.lstrip("/"))
+    return found.removeprefix("/var") if found.startswith("/var/run/") else found

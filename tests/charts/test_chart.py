@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from holdfast_operator.settings import Settings
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "holdfast"
 
@@ -32,6 +34,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "operator": {
             "replicas": 2,
             "logLevel": "debug",
+            "extraEnv": [{"name": "LD_PRELOAD", "value": "/x.so"}, {"name": "ODD", "value": ""}],
             "podLabels": {"team": "infra"},
             "podAnnotations": {"note": "yes"},
             "nodeSelector": {"disk": "fast"},
@@ -40,7 +43,11 @@ VALUES: dict[str, dict[str, Any]] = {
             "topologySpreadConstraints": [{"maxSkew": 1}],
             "priorityClassName": "system-cluster-critical",
         },
-        "sidecar": {"image": "mirror/sidecar:1", "tokenAudience": "holdfast"},
+        "sidecar": {
+            "image": "mirror/sidecar:1",
+            "tokenAudience": "holdfast",
+            "extraEnv": [{"name": "NO_PROXY", "value": '$(HOST),"<x>"'}],
+        },
         "serviceAccount": {"name": "other", "annotations": {"a": "b"}},
         "metrics": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
         "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
@@ -88,12 +95,10 @@ def test_every_manifest_is_whole(render: Render, name: str) -> None:
 def test_what_is_installed(render: Render) -> None:
     assert sorted(by_name(render())) == [
         ("ClusterRole", "holdfast"),
-        ("ClusterRole", "holdfast-cluster"),
         ("ClusterRole", "holdfast-moderator"),
         ("ClusterRole", "holdfast-observer"),
         ("ClusterRole", "holdfast-user"),
         ("ClusterRoleBinding", "holdfast"),
-        ("ClusterRoleBinding", "holdfast-cluster"),
         ("CustomResourceDefinition", "checkpoints.holdfast.dev"),
         ("CustomResourceDefinition", "sessions.holdfast.dev"),
         ("Deployment", "holdfast"),
@@ -155,6 +160,7 @@ def test_the_operators_environment(render: Render) -> None:
     assert found == {
         "HOLDFAST_IMAGE": container["image"],
         "HOLDFAST_IMAGE_PULL_POLICY": "IfNotPresent",
+        "HOLDFAST_SIDECAR_ENV": "[]",
         "HOLDFAST_TOKEN_AUDIENCE": "",
         "HOLDFAST_WATCH_NAMESPACES": "",
         "HOLDFAST_LOG_LEVEL": "info",
@@ -170,6 +176,16 @@ def test_the_operators_environment_by_values(render: Render) -> None:
     assert found["HOLDFAST_IMAGE"] == "mirror/sidecar:1"
     assert found["HOLDFAST_TOKEN_AUDIENCE"] == "holdfast"
     assert found["HOLDFAST_LOG_LEVEL"] == "debug"
+    # After kubelet has made $ of $$, as the operator reads it.
+    settings = Settings.from_env(
+        {name: value.replace("$$", "$") for name, value in found.items() if isinstance(value, str)}
+    )
+    assert settings.sidecar_env == (("NO_PROXY", '$(HOST),"<x>"'),)
+    assert "$$(HOST)" in found["HOLDFAST_SIDECAR_ENV"]
+    assert container["env"][-2:] == [
+        {"name": "LD_PRELOAD", "value": "/x.so"},
+        {"name": "ODD", "value": ""},
+    ]
     _pod, container = operator(render(**VALUES["two namespaces"]))
     assert environment(container)["HOLDFAST_WATCH_NAMESPACES"] == "one,two"
 
@@ -220,6 +236,13 @@ WRONG_VALUES = [
     ("image.pullPolicy=Sometimes", "pullPolicy"),
     ("sidecar.resources=256Mi", "resources"),
     ("sidecar.pullPolicy=", "pullPolicy"),
+    ("sidecar.extraEnv[0].name=HOLDFAST_EPOCH,sidecar.extraEnv[0].value=9", "extraEnv"),
+    ("sidecar.extraEnv[0].name=A B,sidecar.extraEnv[0].value=x", "extraEnv"),
+    ("sidecar.extraEnv[0].name=TZ", "extraEnv"),
+    ("sidecar.extraEnv[0].name=TZ,sidecar.extraEnv[0].value=3", "extraEnv"),
+    ("sidecar.extraEnv.TZ=UTC", "extraEnv"),
+    ("operator.extraEnv[0].name=HOLDFAST_IMAGE,operator.extraEnv[0].value=x", "extraEnv"),
+    ("operator.extraEnv[0].name=TZ,operator.extraEnv[0].valueFrom.x=y", "extraEnv"),
     ("serviceAccount.name=Upper", "name"),
     ("crds.install=maybe", "install"),
     ("crds.keep=true", "keep"),

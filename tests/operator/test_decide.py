@@ -92,7 +92,7 @@ def test_in_order() -> None:
 
 BEGINNING = [
     (seen(session=session(metadata={"finalizers": []}), **NEW), AddFinalizer()),
-    (seen(access=False, **NEW), EnsureAccess()),
+    (seen(access=False, **NEW), Grant(1)),
     (seen(**NEW), Grant(1)),
     (seen(refusal=Refusal("NoCommand", "m"), **NEW), Wait()),
     (seen(lease=lease(holder=""), pods=(), budget=None), RaiseEpoch()),
@@ -106,6 +106,7 @@ BEGINNING = [
     # An image that takes long to pull is not a lost host.
     (seen(lease=lease(holder=""), may_take=True), Wait()),
     (seen(access=False), EnsureAccess()),
+    (seen(access=False, lease=lease(holder=""), pods=(), budget=None), EnsureAccess()),
 ]
 
 LOSING = [

@@ -36,6 +36,7 @@ def test_settings() -> None:
             "HOLDFAST_IMAGE": "i",
             "HOLDFAST_IMAGE_PULL_POLICY": "Never",
             "HOLDFAST_SIDECAR_RESOURCES": '{"limits": {"memory": "1Gi"}}',
+            "HOLDFAST_SIDECAR_ENV": '[{"name": "TZ", "value": "UTC"}, {"name": "X", "value": ""}]',
             "HOLDFAST_TOKEN_AUDIENCE": "a",
             "HOLDFAST_NAMESPACE": "n",
             "HOLDFAST_POD_NAME": "p",
@@ -44,7 +45,8 @@ def test_settings() -> None:
             "HOLDFAST_PORT": "9",
         }
     )
-    assert full == Settings("i", "Never", {"limits": {"memory": "1Gi"}}, "a", "n", "p", ("b", "a"),
+    assert full == Settings("i", "Never", {"limits": {"memory": "1Gi"}},
+                            (("TZ", "UTC"), ("X", "")), "a", "n", "p", ("b", "a"),
                             "DEBUG", 9)  # fmt: skip
     # What kubelet sets in every container beside a Service named "holdfast".
     linked = {"HOLDFAST_IMAGE": "i", "HOLDFAST_PORT": "tcp://10.0.0.1:80"}
@@ -58,6 +60,13 @@ def test_settings() -> None:
         {"HOLDFAST_IMAGE": ""},
         {"HOLDFAST_SIDECAR_RESOURCES": "{"},
         {"HOLDFAST_SIDECAR_RESOURCES": "[]"},
+        {"HOLDFAST_SIDECAR_ENV": "{"},
+        {"HOLDFAST_SIDECAR_ENV": "7"},
+        {"HOLDFAST_SIDECAR_ENV": '{"TZ": "UTC"}'},
+        {"HOLDFAST_SIDECAR_ENV": '[{"name": "TZ"}]'},
+        {"HOLDFAST_SIDECAR_ENV": '[{"name": "TZ", "value": 1}]'},
+        {"HOLDFAST_SIDECAR_ENV": '[{"name": "", "value": "x"}]'},
+        {"HOLDFAST_SIDECAR_ENV": '[{"name": "HOLDFAST_EPOCH", "value": "9"}]'},
         {"HOLDFAST_LOG_LEVEL": "loud"},
         {"HOLDFAST_PORT": "70000"},
     ],
@@ -197,6 +206,7 @@ async def test_the_pages() -> None:
     contact, clock, ready = Contact(100.0), Clock(), False
     contact.expect("sessions")
     app = serve.application(contact, clock, lambda: ready, lambda: 3)
+    metrics.phases.clear()  # of other tests
     metrics.phases.note(Key("n", "s"), Phase.RUNNING)
     async with TestClient(TestServer(app)) as client:
         assert (await client.get("/readyz")).status == 503

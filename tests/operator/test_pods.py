@@ -226,7 +226,11 @@ def test_a_rich_template() -> None:
 
 def test_settings_reach_the_sidecar() -> None:
     settings = replace(
-        SETTINGS, image_pull_policy="Always", token_audience="hf", sidecar_resources={"limits": {}}
+        SETTINGS,
+        image_pull_policy="Always",
+        token_audience="hf",
+        sidecar_resources={"limits": {}},
+        sidecar_env=(("HELLO", "$(POD) you"), ("TZ", "UTC")),
     )
     made = pods.build(
         session(command=["echo", "$(HOME) $$"]), 1, Fresh("HostLost", "It costs $(5)."), settings
@@ -235,10 +239,23 @@ def test_settings_reach_the_sidecar() -> None:
     env = {one["name"]: one.get("value") for one in sidecar["env"]}
     assert sidecar["imagePullPolicy"] == "Always"
     assert sidecar["resources"] == {"limits": {}}
+    assert sidecar["env"][-2:] == [
+        {"name": "HELLO", "value": "$(POD) you"},
+        {"name": "TZ", "value": "UTC"},
+    ]
+    (user,) = [one for one in made["spec"]["containers"] if one["name"] == "session"]
+    assert "HELLO" not in {one["name"] for one in user["env"]}  # the user's own to set
     assert env["HOLDFAST_NOTICE"] == "It costs $$(5)."  # kubelet makes $ of $$
     assert env["HOLDFAST_COMMAND"] == '["echo", "$$(HOME) $$$$"]'
     token = made["spec"]["volumes"][-1]["projected"]["sources"][0]["serviceAccountToken"]
     assert token == {"path": "token", "expirationSeconds": 3607, "audience": "hf"}
+
+
+def test_more_variables_are_the_sidecars_alone() -> None:
+    more = replace(SETTINGS, sidecar_env=(("LD_PRELOAD", "/x.so"),))
+    expected = pods.build(session(), 3, None, SETTINGS)
+    expected["spec"]["initContainers"][-1]["env"].append({"name": "LD_PRELOAD", "value": "/x.so"})
+    assert pods.build(session(), 3, None, more) == expected
 
 
 def test_access() -> None:

@@ -11,11 +11,12 @@ import pytest
 from holdfast_operator import events, names, objects
 from holdfast_operator.conditions import Condition, Reason, Type, merged
 from holdfast_operator.events import Recent, Said, Saying
-from holdfast_operator.kube import ACCOUNTS, BUDGETS, LEASES, PODS, SESSIONS
+from holdfast_operator.kube import ACCOUNTS, BUDGETS, LEASES, PODS, SESSIONS, Invalid
 from holdfast_operator.memory import Memory
 from holdfast_operator.model import Exit, LeaseSeen, PodSeen, Session
 from holdfast_operator.status import difference, due
 from holdfast_operator.text import plain
+from holdfast_wire.errors import Forbidden
 from operator_kit import KEY, World, session_object
 
 
@@ -176,14 +177,34 @@ async def test_an_image_that_cannot_be_pulled_is_not_a_lost_host() -> None:
 
 async def test_a_refused_pod_is_said() -> None:
     world = World()
-    world.api.refuse["pods"] = "exceeded quota: 0 pods"
+    world.api.refuse["pods"] = Forbidden("exceeded quota: 0 pods")
     world.api.put(session_object())
     await world.run(30)
     ready = world.condition("Ready")
     assert (ready["reason"], ready["message"]) == ("PodRefused", "exceeded quota: 0 pods")
+    assert world.condition("Accepted")["status"] == "True"  # there may be room tomorrow
+    assert world.api.said() == ["NotStarting"]
     world.api.refuse.clear()
     await world.run(30)
     assert world.status["phase"] == "Running"
+
+
+async def test_a_pod_that_is_not_valid_is_the_specs_fault() -> None:
+    world = World()
+    world.api.refuse["pods"] = Invalid('Pod "build-1" is invalid: volumeMounts[0].name: Not found')
+    world.api.put(session_object())
+    await world.run(600)
+    for kind in ("Accepted", "Ready"):
+        told = world.condition(kind)
+        assert (told["status"], told["reason"]) == ("False", "PodRefused")
+        assert "volumeMounts[0].name: Not found" in told["message"]
+    assert world.api.said() == ["Refused"]
+    assert 4 <= world.api.writes.count("create pods") <= 10  # ever more slowly
+    # As after a change of the cluster, not of the spec: that is for good.
+    world.api.refuse.clear()
+    await world.run(310)
+    assert world.status["phase"] == "Running"
+    assert world.condition("Accepted")["status"] == "True"
 
 
 async def test_pods_that_fail_at_once_are_tried_ever_more_slowly() -> None:

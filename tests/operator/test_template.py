@@ -20,7 +20,11 @@ def test_a_plain_one_is_accepted() -> None:
         ports=[{"containerPort": 80}],
         lifecycle={"preStop": {"sleep": {"seconds": 1}}},
         tty=True,
-        volumeMounts=[{"name": "w", "mountPath": "/run/holdfaster"}],
+        volumeMounts=[
+            {"name": "w", "mountPath": "/run/holdfaster"},
+            {"name": "w", "mountPath": "/run/holdfast/../x"},
+            {"name": "my-holdfast", "mountPath": "/var/running"},
+        ],
     )
     assert refusal(fine) is None
 
@@ -28,8 +32,15 @@ def test_a_plain_one_is_accepted() -> None:
 TOKEN = {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}
 
 
-def mounted(path: str) -> dict[str, Any]:
-    return spec(volumeMounts=[{"name": "w", "mountPath": path}])
+def mounted(path: str, kind: str = "", volume: str = "w") -> dict[str, Any]:
+    """In the session's container, or in another one of that kind."""
+    mounts = [{"name": volume, "mountPath": path}]
+    if not kind:
+        return spec(volumeMounts=mounts)
+    found = spec()
+    pod = found["template"]["spec"]
+    pod[kind] = [*pod.get(kind, ()), {"name": "other", "volumeMounts": mounts}]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -52,6 +63,18 @@ def mounted(path: str) -> dict[str, Any]:
         (mounted("/.holdfast"), "ReservedPath", "/.holdfast"),
         (mounted("/run/holdfast/"), "ReservedPath", "/run/holdfast"),
         (mounted("/run/./x/../holdfast-bin//y"), "ReservedPath", "/run/holdfast-bin/y"),
+        (mounted("//.holdfast"), "ReservedPath", "/.holdfast"),
+        (mounted("///run//holdfast"), "ReservedPath", "/run/holdfast"),
+        (mounted("run/holdfast"), "ReservedPath", "/run/holdfast"),
+        (mounted("/../.holdfast/."), "ReservedPath", "/.holdfast"),
+        (mounted("/var/run/holdfast"), "ReservedPath", "/run/holdfast"),
+        (mounted("/var/./run/holdfast-bin"), "ReservedPath", "/run/holdfast-bin"),
+        (mounted("//.holdfast", "initContainers"), "ReservedPath", '"other"'),
+        (mounted("/run/x/../holdfast", "containers"), "ReservedPath", '"other"'),
+        (mounted("/x", "", "holdfast-token"), "ReservedName", '"session"'),
+        (mounted("/x", "initContainers", "holdfast-token"), "ReservedName", "the token"),
+        (mounted("/x", "containers", "holdfast-hold"), "ReservedName", '"holdfast-hold"'),
+        (mounted("/x", "ephemeralContainers", "holdfast-run"), "ReservedName", '"other"'),
     ],
 )
 def test_refused(given: dict[str, Any], reason: str, says: str) -> None:

@@ -3,10 +3,11 @@ with hosts on which sidecars of the simplest kind hold Leases, and an operator t
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -21,7 +22,7 @@ from holdfast_operator.reconcile import Reconcile
 from holdfast_operator.settings import Settings
 from holdfast_operator.sightings import Sightings, Urgency
 from holdfast_operator.watch import LATER_SECONDS
-from holdfast_wire.errors import AlreadyExists, Forbidden, HoldfastError, NotFound, Unavailable
+from holdfast_wire.errors import AlreadyExists, HoldfastError, NotFound, Unavailable
 from holdfast_wire.lease import Epoch, Holder, Record, Standing, Timing
 
 Json = dict[str, Any]
@@ -63,7 +64,8 @@ class FakeApi:
         self.items: dict[tuple[str, str, str], Json] = {}
         self.writes: list[str] = []
         self.mishap: tuple[int, Mishap] | None = None  # after so many writes
-        self.refuse: dict[str, str] = {}  # plural: why creating it is forbidden
+        self.refuse: dict[str, HoldfastError] = {}  # plural: why creating it is
+        self.strict: set[str] = set()  # what was created so that unknown fields are refused
         self.down = False
         self._numbers = itertools.count(1)
 
@@ -87,11 +89,15 @@ class FakeApi:
         ]
         return found, "1"
 
-    async def create(self, kind: Resource, namespace: str, body: Mapping[str, Any]) -> Json:
+    async def create(
+        self, kind: Resource, namespace: str, body: Mapping[str, Any], strict: bool = False
+    ) -> Json:
         where = (kind.plural, namespace, body["metadata"]["name"])
         with self._write(f"create {kind.plural}") as write:
+            if strict:
+                self.strict.add(kind.plural)
             if kind.plural in self.refuse:
-                raise Forbidden(self.refuse[kind.plural])
+                raise self.refuse[kind.plural]
             if where in self.items:
                 raise AlreadyExists(f"{where} is there")
             if write.lands:
@@ -450,3 +456,39 @@ class World:
             gone = one.pod["metadata"].get("deletionTimestamp") and one.over and not one.dead
             if gone and self.api.one(PODS, one.pod["metadata"]["name"]) is one.pod:
                 self.api.vanish(PODS, one.pod["metadata"]["name"])
+
+
+class Trips:
+    """Counts round trips: what is in flight together is answered together, and is one."""
+
+    def __init__(self, api: FakeApi) -> None:
+        self.log: list[list[str]] = []
+        self._pending: list[tuple[str, asyncio.Future[None]]] = []
+        for name in ("get", "list_all", "create", "replace", "patch", "delete"):
+            setattr(api, name, self._delayed(name, getattr(api, name)))
+
+    def _delayed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        async def delayed(kind: Resource, *args: Any, **more: Any) -> Any:
+            future = asyncio.get_running_loop().create_future()
+            what = "/".join(filter(None, (kind.plural, more.get("sub"))))
+            self._pending.append((f"{name} {what}", future))
+            await future
+            return await call(kind, *args, **more)
+
+        return delayed
+
+    async def during(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        while not task.done():
+            for _ in range(50):  # until everybody waits for an answer
+                await asyncio.sleep(0)
+            batch, self._pending = self._pending, []
+            if batch:
+                self.log.append([what for what, _ in batch])
+            for _, future in batch:
+                future.set_result(None)
+        await task
+
+    def before(self, what: str) -> int:
+        """How many answers came, one after the other, before this was asked."""
+        return next(number for number, batch in enumerate(self.log) if what in batch)

@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* At most 54, so that the longest suffix, -cluster, fits into a label. */}}
+{{/* At most 54, so that a suffix such as -leader fits into a label. */}}
 {{- define "holdfast.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 54 | trimSuffix "-" -}}

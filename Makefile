@@ -14,7 +14,7 @@ RUN_TOOLS := $(PYTHON) gcc make node npm
 TEST_TOOLS := chromium vim less htop openssl
 BENCH_TOOLS := tmux dtach
 # For a cluster without a container engine.
-CLUSTER_TOOLS := go mmdebstrap buildah musl-gcc busybox nft ip nsenter openssl
+CLUSTER_TOOLS := go mmdebstrap buildah musl-gcc busybox nft ip nsenter openssl faketime
 
 .PHONY: help
 help: ## show this
@@ -92,7 +92,7 @@ check-lease: setup ## try to refute the lease's rules, and see the broken ones r
 
 .PHONY: cluster
 cluster: setup ## a real Kubernetes with two nodes on this machine (root; the first time takes 15 minutes)
-	@scripts/need $(CLUSTER_TOOLS)
+	@scripts/need $$($(BIN)/python -m e2e.cluster tools)
 	@$(BIN)/python -m e2e.cluster up
 
 .PHONY: cluster-down
@@ -101,8 +101,9 @@ cluster-down: $(BIN)/.ready ## remove it, and everything of it
 
 .PHONY: e2e
 e2e: setup ## all tests on a real cluster (root); T= selects; build/e2e/report.json
-	@scripts/need $(CLUSTER_TOOLS)
+	@scripts/need $$($(BIN)/python -m e2e.cluster tools)
 	@$(BIN)/pytest -v --timeout 600 -p no:cacheprovider e2e $(if $(T),-k '$(T)')
+	$(if $(T)$(HOLDFAST_KEEP),,@HOLDFAST_CLUSTER_TEST=1 $(BIN)/pytest -v -p no:cacheprovider e2e/test_cluster.py)
 
 .PHONY: bench
 bench: setup ## measure against tmux and dtach; build/bench/report.json

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from e2e.cluster import __main__ as cluster
-from e2e.cluster import build
+from e2e.cluster.leftovers import leftovers
 from e2e.cluster.places import LOGS, REPOSITORY, STATE
+from e2e.cluster.running import running
 from e2e.lab import OPERATOR_NAMESPACE, KubectlError, Lab
 
 BUILD = REPOSITORY / "build" / "e2e"
@@ -26,7 +27,7 @@ def lab() -> Iterator[Lab]:
     keep = os.environ.get("HOLDFAST_KEEP") == "1"
     if not (keep and STATE.exists()):
         cluster.up(None if keep else os.getpid())
-    made = Lab(build.programs())
+    made = Lab(running().programs)
     if made.find("namespace", OPERATOR_NAMESPACE) is None:
         made.install()
     made.report["cluster_up_seconds"] = float((STATE / "up_seconds").read_text())
@@ -34,6 +35,7 @@ def lab() -> Iterator[Lab]:
     write_report(made.report)
     if not keep:
         cluster.down()
+        assert leftovers() == []
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +84,6 @@ def write_report(measured: dict[str, Any]) -> None:
     machine = f"{model}, {os.cpu_count()} cores, Linux {platform.release()}"
     body = {**measured, "machine": machine, "commit": commit}
     if "faults_passed" in body:
-        body["faults_passed"] = sorted(body["faults_passed"])
+        body["faults_passed"] = sorted(set(body["faults_passed"]))
     BUILD.mkdir(parents=True, exist_ok=True)
     (BUILD / "report.json").write_text(json.dumps(body, indent=2, sort_keys=True) + "\n")

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from e2e.cluster import build
-from e2e.cluster.places import HERE, KUBECONFIG, NODES, REPOSITORY, SHARED
+from e2e.cluster.places import HERE, KUBECONFIG, REPOSITORY, SHARED
+from e2e.cluster.running import running
 from holdfast_wire.lease import SHORTEST, Timing
 
 T = TypeVar("T")
@@ -142,7 +143,9 @@ class Lab:
         self.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=90s")
 
         def untainted() -> bool:
-            return not any(node["spec"].get("taints") for node in self.get("nodes")["items"])
+            # kind's control plane is a node too, and always has one.
+            workers = self.get("nodes", *running().nodes)["items"]
+            return not any(node["spec"].get("taints") for node in workers)
 
         until(untainted, "every node takes pods")
 
@@ -150,7 +153,7 @@ class Lab:
         """A node that can be broken without breaking the operator."""
         pods = self.get("pods", "-n", OPERATOR_NAMESPACE)["items"]
         taken = {pod["spec"].get("nodeName") for pod in pods}
-        return next(node for node in NODES if node not in taken)
+        return next(node for node in running().nodes if node not in taken)
 
     def helm(self, *arguments: str, timeout: float = 180.0) -> str:
         command = [str(REPOSITORY / ".venv/bin/helm"), f"--kubeconfig={KUBECONFIG}", *arguments]

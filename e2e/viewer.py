@@ -75,7 +75,7 @@ class Viewer:
 
     def numbers(self, epoch: int) -> list[int]:
         """What the counter printed, as far as whole marks were seen in the stream."""
-        return [int(n) for n in re.findall(rb"<%d:(\d+)>" % epoch, self.text())]
+        return marks_in(self.text(), epoch)
 
     def place(self) -> dict[str, Any]:
         """Where to go on from."""
@@ -95,3 +95,7 @@ class Viewer:
         self._process.wait()
         self._ours.close()
         self._thread.join(5)
+
+
+def marks_in(output: bytes, epoch: int) -> list[int]:
+    return [int(n) for n in re.findall(rb"<%d:(\d+)>" % epoch, output)]

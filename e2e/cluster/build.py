@@ -32,7 +32,8 @@ _NODE_PACKAGES: Final = (
     "iproute2,conntrack,procps,kmod,util-linux,ca-certificates"
 )
 _BASE_SUITE: Final = "trixie"
-_BASE_PACKAGES: Final = "python3,procps,iproute2"
+# libfaketime for the test that sets a wall clock wrong.
+_BASE_PACKAGES: Final = "python3,procps,iproute2,libfaketime"
 _TOOLS_PACKAGES: Final = "python3,python3-venv,gcc,libc6-dev,make,ca-certificates"
 
 PAUSE: Final = "holdfast.test/pause:1"
@@ -199,8 +200,18 @@ def _compiled(source: str, *compiler: str) -> bytes:
 _PASSWD: Final = b"root:x:0:0:root:/root:/bin/sh\nvisitor:x:1234:1234::/home/visitor:/bin/sh\n"
 
 
-def images(bin_folder: Path) -> list[Path]:
-    """Archives of every image but holdfast's own."""
+def cluster_images(bin_folder: Path) -> list[Path]:
+    """What a cluster itself needs and kind brings along."""
+    pause = {"/pause": (_compiled("pause.c", "gcc", "-static"), 0o755)}
+    coredns = {"/coredns": ((bin_folder / "coredns").read_bytes(), 0o755)}
+    return [
+        _layer_image("pause", Image(PAUSE, entrypoint=["/pause"]), pause),
+        _layer_image("coredns", Image(COREDNS, entrypoint=["/coredns"]), coredns),
+    ]
+
+
+def session_images() -> list[Path]:
+    """What the tests' sessions run in."""
     busybox = Path("/bin/busybox").read_bytes()  # busybox-static
     sh = {"/bin/busybox": (busybox, 0o755)} | {
         f"/bin/{name}": (b"-> busybox", 0o777)
@@ -213,12 +224,8 @@ def images(bin_folder: Path) -> list[Path]:
         "/program": (_compiled("echo.c", "musl-gcc"), 0o755),
         loader: (Path(loader).resolve().read_bytes(), 0o755),
     }
-    pause = {"/pause": (_compiled("pause.c", "gcc", "-static"), 0o755)}
-    coredns = {"/coredns": ((bin_folder / "coredns").read_bytes(), 0o755)}
     own = {**sh, "/etc/passwd": (_PASSWD, 0o644), "/start": (b"#!/bin/sh\nexec sleep 1d\n", 0o755)}
     return [
-        _layer_image("pause", Image(PAUSE, entrypoint=["/pause"]), pause),
-        _layer_image("coredns", Image(COREDNS, entrypoint=["/coredns"]), coredns),
         _layer_image("busybox", Image(BUSYBOX, ["sh"]), sh),
         _layer_image("static", Image(STATIC, ["/program"]), static),
         _layer_image("musl", Image(MUSL, ["/program"]), musl),
@@ -284,4 +291,4 @@ def _trust() -> list[str]:
 def everything() -> tuple[Path, Path, list[Path]]:
     """Programs, a node's root, image archives."""
     made = programs()
-    return made, node_root(), [*images(made), holdfast_image()]
+    return made, node_root(), [*cluster_images(made), *session_images(), holdfast_image()]

@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +27,8 @@ from e2e.cluster.say import ClusterError, run
 
 _READY_SECONDS: Final = 60.0
 _ETCD_DATA: Final = STATE / "etcd"
+# A copied database has no hash; and revisions go far above all that anybody has seen.
+RESTORE: Final = ("--skip-hash-check", "--bump-revision=1000000", "--mark-compacted")
 
 
 def start(programs: Path) -> None:
@@ -36,6 +40,8 @@ def start(programs: Path) -> None:
 
 
 def start_etcd(programs: Path) -> None:
+    if processes.pid_of("etcd") is not None:
+        return
     client, peer = f"http://127.0.0.1:{ETCD_PORT}", f"http://127.0.0.1:{ETCD_PORT + 1}"
     processes.start("etcd", [
         programs / "etcd", f"--data-dir={_ETCD_DATA}", "--name=holdfast",
@@ -48,6 +54,8 @@ def start_etcd(programs: Path) -> None:
 
 
 def start_api(programs: Path) -> None:
+    if processes.pid_of("apiserver") is not None:
+        return
     processes.start("apiserver", [
         programs / "kube-apiserver",
         f"--etcd-servers=http://127.0.0.1:{ETCD_PORT}",
@@ -111,6 +119,17 @@ def kubectl(programs: Path, *arguments: str) -> str:
     return run(programs / "kubectl", f"--kubeconfig={KUBECONFIG}", *arguments)
 
 
+def nodes_ready(programs: Path, names: tuple[str, ...]) -> bool:
+    look = (
+        'jsonpath={range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status}'
+        " {end}"
+    )
+    command = [str(programs / "kubectl"), f"--kubeconfig={KUBECONFIG}", "--request-timeout=5s",
+               "get", "nodes", "-o", look]  # fmt: skip
+    asked = subprocess.run(command, check=False, capture_output=True, text=True)
+    return asked.returncode == 0 and {f"{name}=True" for name in names} <= set(asked.stdout.split())
+
+
 def stop() -> None:
     for name in ("scheduler", "controller-manager", "apiserver", "etcd"):
         processes.stop(name, signal.SIGKILL)  # nothing of it is wanted any more
@@ -121,26 +140,32 @@ def stop() -> None:
 
 def save_storage(programs: Path, target: Path) -> None:
     """A copy of etcd as it is now. The API is away for a moment."""
-    processes.stop("apiserver", signal.SIGKILL)
-    processes.stop("etcd")
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(_ETCD_DATA, target)
-    start_etcd(programs)
-    start_api(programs)
-    await_api(programs)
+    with _storage_at_rest(programs):
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(_ETCD_DATA, target)
 
 
 def restore_storage(programs: Path, source: Path) -> None:
     """Everything written since `save_storage` is forgotten. As etcd's guide has it, revisions are
     bumped, or else whoever watches would wait for ever for those it has already seen."""
-    processes.stop("apiserver", signal.SIGKILL)
-    processes.stop("etcd")
-    shutil.rmtree(_ETCD_DATA)
+    etcdutl, database = build.etcdutl(), source / "member" / "snap" / "db"
+    if not database.exists():
+        raise ClusterError(f"nothing was saved in {source}")
     peer = f"http://127.0.0.1:{ETCD_PORT + 1}"
-    run(build.etcdutl(), "snapshot", "restore", source / "member" / "snap" / "db",
-        "--skip-hash-check", "--bump-revision=1000000", "--mark-compacted",
-        f"--data-dir={_ETCD_DATA}", "--name=holdfast", f"--initial-cluster=holdfast={peer}",
-        f"--initial-advertise-peer-urls={peer}")  # fmt: skip
-    start_etcd(programs)
-    start_api(programs)
-    await_api(programs)
+    with _storage_at_rest(programs):
+        shutil.rmtree(_ETCD_DATA)
+        run(etcdutl, "snapshot", "restore", database, *RESTORE, f"--data-dir={_ETCD_DATA}",
+            "--name=holdfast", f"--initial-cluster=holdfast={peer}",
+            f"--initial-advertise-peer-urls={peer}")  # fmt: skip
+
+
+@contextmanager
+def _storage_at_rest(programs: Path) -> Iterator[None]:
+    try:
+        processes.stop("apiserver", signal.SIGKILL)
+        processes.stop("etcd")
+        yield
+    finally:
+        start_etcd(programs)
+        start_api(programs)
+        await_api(programs)

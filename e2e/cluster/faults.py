@@ -1,35 +1,50 @@
-"""Breaking the cluster and mending it: every fault is a context, and ends with all whole again."""
+"""Breaking the cluster and mending it: every fault is a context, and ends with all whole again.
+
+What they act through is the cluster that runs: namespaces of this machine, or kind's containers.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from e2e.cluster import build, control, nodes, processes
-from e2e.cluster.places import API_HOST, API_PORT, STATE
-from e2e.cluster.say import run
+from e2e.cluster import processes
+from e2e.cluster.running import running
+from e2e.cluster.say import ClusterError
 
 KUBELET_PORT = 10250
 
 
 @contextmanager
-def api_down() -> Iterator[None]:
-    processes.stop("apiserver", signal.SIGKILL)
+def _undone(do: Callable[[], object], undo: Callable[[], object]) -> Iterator[None]:
+    """Undone also if it was only half done, and then the first complaint is the one heard."""
+    try:
+        do()
+    except BaseException:
+        with suppress(ClusterError):
+            undo()
+        raise
     try:
         yield
     finally:
-        control.start_api(build.programs())
-        control.await_api(build.programs())
+        undo()
+
+
+@contextmanager
+def api_down() -> Iterator[None]:
+    cluster = running()
+    with _undone(cluster.kill_api, cluster.start_api):
+        yield
 
 
 @contextmanager
 def cut_from_api(node: str) -> Iterator[None]:
     """The node and its pods cannot reach the API; the API can still reach the node."""
-    reach = f"ip daddr {API_HOST} tcp dport {API_PORT} drop"
+    host, port = running().api
+    reach = f"ip daddr {host} tcp dport {port} drop"
     with _filter(node, output=reach, forward=reach):
         yield
 
@@ -37,7 +52,8 @@ def cut_from_api(node: str) -> Iterator[None]:
 @contextmanager
 def no_answers_from_api(node: str) -> Iterator[None]:
     """What the node's pods ask arrives and is done; no answer comes back."""
-    answer = f"ip saddr {API_HOST} tcp sport {API_PORT} drop"
+    host, port = running().api
+    answer = f"ip saddr {host} tcp sport {port} drop"
     with _filter(node, input=answer, forward=answer):
         yield
 
@@ -52,48 +68,39 @@ def cut_from_clients(node: str) -> Iterator[None]:
 
 @contextmanager
 def _filter(node: str, **chains: str) -> Iterator[None]:
+    cluster = running()
     rules = ["table inet holdfast_cut {"]
     for hook, rule in chains.items():
         rules.append(f"chain {hook} {{ type filter hook {hook} priority -300; {rule}; }}")
     rules.append("}")
-    _nft(node, "\n".join(rules))
-    try:
+    # Named first, so that it can be deleted also where it is not.
+    gone = "table inet holdfast_cut\ndelete table inet holdfast_cut"
+    with _undone(
+        lambda: cluster.nft(node, "\n".join(rules)),
+        lambda: cluster.nft(node, gone),
+    ):
         yield
-    finally:
-        _nft(node, "delete table inet holdfast_cut")
-
-
-def _nft(node: str, rules: str) -> None:
-    command = ["nft", "-f", "-"]
-    run("ip", "netns", "exec", nodes.link_name(node), *command, give=rules)
 
 
 @contextmanager
 def paused(node: str) -> Iterator[None]:
-    nodes.freeze(node)
-    try:
+    cluster = running()
+    with _undone(lambda: cluster.pause(node), lambda: cluster.unpause(node)):
         yield
-    finally:
-        nodes.thaw(node)
 
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with _undone(lambda: os.kill(pid, signal.SIGSTOP), lambda: processes.send(pid, signal.SIGCONT)):
         yield
-    finally:
-        processes.send(pid, signal.SIGCONT)
 
 
 @contextmanager
 def node_down(node: str) -> Iterator[None]:
     """Its power is cut; afterwards it starts again with the disk it had."""
-    nodes.stop(node)
-    try:
+    cluster = running()
+    with _undone(lambda: cluster.cut_power(node), lambda: cluster.power_on(node)):
         yield
-    finally:
-        nodes.start(node, build.programs(), build.node_root(), STATE / "images")
 
 
 def reboot(node: str) -> None:
@@ -103,6 +110,14 @@ def reboot(node: str) -> None:
 
 def in_node(node: str, *command: str | Path) -> str:
     """A program in the node's own namespaces."""
-    words = ["nsenter", f"--target={nodes.init_pid(node)}", "--mount", "--pid", "--net", "--uts",
-             "--ipc", "--cgroup", *(str(word) for word in command)]  # fmt: skip
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    return running().run_in(node, *command)
+
+
+def save_storage(name: str) -> None:
+    """A copy of the API's storage as it is now. The API is away for a moment."""
+    running().save_storage(name)
+
+
+def restore_storage(name: str) -> None:
+    """Everything written since `save_storage` is forgotten."""
+    running().restore_storage(name)

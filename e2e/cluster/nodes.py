@@ -26,7 +26,7 @@ from e2e.cluster.places import (
 )
 from e2e.cluster.say import ClusterError, run
 
-_CGROUPS: Final = Path("/sys/fs/cgroup")
+CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def link_name(node: str) -> str:
@@ -40,9 +40,8 @@ def network_up() -> None:
 
 
 def network_down() -> None:
-    for name in (BRIDGE,):
-        if Path(f"/sys/class/net/{name}").exists():
-            run("ip", "link", "del", name)
+    if Path(f"/sys/class/net/{BRIDGE}").exists():
+        run("ip", "link", "del", BRIDGE)
 
 
 def start(node: str, programs: Path, root: Path, images: Path) -> None:
@@ -102,14 +101,16 @@ def init_pid(node: str) -> int:
 
 def stop(node: str) -> None:
     """As if its power had been cut: nothing in it gets to say goodbye."""
-    thaw(node)
-    with contextlib.suppress(ClusterError):
-        inner = init_pid(node)
+    _thaw_below(_freezer(node).parent)
+    outer = processes.pid_of(f"node-{node}")
+    inner = None if outer is None else processes.child_of(outer)
+    if inner is not None:
         processes.send(inner, signal.SIGKILL)
         if not processes.gone(inner, 20.0):
             raise ClusterError(f"node {node} cannot be ended")
     processes.stop(f"node-{node}", signal.SIGKILL)
-    _remove_cgroups(node)
+    for hierarchy in _hierarchies():
+        _end_cgroup(hierarchy / CGROUP / node)
     _unwire(node)
 
 
@@ -127,19 +128,27 @@ def _unwire(node: str) -> None:
 
 
 def _hierarchies() -> Iterator[Path]:
-    for hierarchy in _CGROUPS.iterdir():
+    for hierarchy in CGROUPS.iterdir():
         if (hierarchy / "cgroup.procs").exists():
             yield hierarchy
 
 
-def _remove_cgroups(*below: str) -> None:
-    for hierarchy in _hierarchies():
-        top = hierarchy / CGROUP
-        for part in below:
-            top = top / part
-        if top.is_dir():
-            for folder, _, _ in os.walk(top, topdown=False):
-                _remove_cgroup(Path(folder))
+def _end_cgroup(top: Path) -> None:
+    """What still runs in it although the node's PID 1 is gone: a node that was just starting."""
+    if not top.is_dir():
+        return
+    folders = [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            for pid in members((folder / "cgroup.procs").read_text()):
+                processes.send(pid, signal.SIGKILL)
+    for folder in folders:
+        _remove_cgroup(folder)
+
+
+def members(procs: str) -> list[int]:
+    """Zero stands for one that cannot be seen from here, and to `kill` it means ourselves."""
+    return [int(pid) for pid in procs.split() if int(pid) > 1]
 
 
 def _remove_cgroup(folder: Path) -> None:
@@ -157,7 +166,10 @@ def _remove_cgroup(folder: Path) -> None:
 
 def remove_all() -> None:
     """After every node has been stopped: what they had in common."""
-    _remove_cgroups()
+    for hierarchy in _hierarchies():
+        # Should somebody else use a group of that name, then it is not empty, and stays.
+        with contextlib.suppress(OSError):
+            (hierarchy / CGROUP).rmdir()
     network_down()
     shutil.rmtree(STATE / "disks", ignore_errors=True)
 
@@ -166,7 +178,7 @@ def remove_all() -> None:
 
 
 def _freezer(node: str) -> Path:
-    return _CGROUPS / "freezer" / CGROUP / node / "freezer.state"
+    return CGROUPS / "freezer" / CGROUP / node / "freezer.state"
 
 
 def freeze(node: str) -> None:
@@ -182,3 +194,10 @@ def freeze(node: str) -> None:
 def thaw(node: str) -> None:
     with contextlib.suppress(OSError):
         _freezer(node).write_text("THAWED")
+
+
+def _thaw_below(top: Path) -> None:
+    """Whoever froze it: what is frozen cannot even be killed."""
+    for folder, _, _ in os.walk(top):
+        with contextlib.suppress(OSError):
+            (Path(folder) / "freezer.state").write_text("THAWED")

@@ -8,6 +8,8 @@ from pathlib import Path
 from e2e.cluster.places import API_HOST, API_PORT, API_SERVICE, KUBECONFIG, NODES, PKI, node_address
 from e2e.cluster.say import run
 
+# Valid since then: a test sets a wall clock back by an hour.
+_YESTERDAY = ("faketime", "-f", "-1d")
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
@@ -42,7 +44,8 @@ def make() -> None:
 
 def _authority(name: str) -> None:
     # With the extensions that RFC 5280 asks for: Python 3.13 refuses an authority without.
-    run("openssl", "req", "-x509", *_KEY, "-days", "30", "-subj", f"/CN=holdfast {name}",
+    run(*_YESTERDAY, "openssl", "req", "-x509", *_KEY, "-days", "30",
+        "-subj", f"/CN=holdfast {name}",
         "-addext", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature",
         "-keyout", PKI / f"{name}.key", "-out", PKI / f"{name}.crt")  # fmt: skip
 
@@ -58,8 +61,8 @@ def _sign(name: str, subject: str, alternative: str = "", by: str = "ca") -> Non
     (PKI / f"{name}.ext").write_text(extensions)
     run("openssl", "req", *_KEY, "-subj", subject,
         "-keyout", PKI / f"{name}.key", "-out", PKI / f"{name}.csr")  # fmt: skip
-    run("openssl", "x509", "-req", "-in", PKI / f"{name}.csr", "-CA", PKI / f"{by}.crt",
-        "-CAkey", PKI / f"{by}.key", "-CAcreateserial", "-days", "30",
+    run(*_YESTERDAY, "openssl", "x509", "-req", "-in", PKI / f"{name}.csr",
+        "-CA", PKI / f"{by}.crt", "-CAkey", PKI / f"{by}.key", "-CAcreateserial", "-days", "30",
         "-extfile", PKI / f"{name}.ext", "-out", PKI / f"{name}.crt")  # fmt: skip
 
 

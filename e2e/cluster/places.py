@@ -12,8 +12,11 @@ REPOSITORY: Final = HERE.parent.parent
 _home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
 # What is built once and kept between checkouts.
 CACHE: Final = Path(os.environ.get("HOLDFAST_CACHE") or Path(_home) / "holdfast") / "cluster"
-# What one cluster writes while it lives. One cluster to a machine: addresses are fixed.
-STATE: Final = Path("/var/lib/holdfast-cluster")
+# What one cluster writes while it lives; also the record that there is one. One cluster to a
+# machine: addresses are fixed. Without root (kind alone) it lies with the user's own things.
+_state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+_usual = (Path("/var/lib") if os.geteuid() == 0 else _state) / "holdfast-cluster"
+STATE: Final = Path(os.environ.get("HOLDFAST_STATE") or _usual)
 PKI: Final = STATE / "pki"
 LOGS: Final = STATE / "log"
 KUBECONFIG: Final = STATE / "kubeconfig"
@@ -28,6 +31,7 @@ SERVICE_RANGE: Final = "10.96.0.0/16"
 API_SERVICE: Final = "10.96.0.1"
 DNS_SERVICE: Final = "10.96.0.10"
 CGROUP: Final = "holdfast"
+# The workers of a cluster of namespaces; those of the one that runs: `running().nodes`.
 NODES: Final = ("n1", "n2")
 
 

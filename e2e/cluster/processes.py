@@ -21,7 +21,14 @@ _FOLDER = STATE / "pids"
 _children: list[subprocess.Popen[bytes]] = []
 
 
-def start(name: str, command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> int:
+def start(
+    name: str,
+    command: Sequence[str | Path],
+    env: Mapping[str, str] | None = None,
+    cwd: Path = Path("/"),
+    keep: Sequence[int] = (),
+) -> int:
+    """`keep`: descriptors that it inherits."""
     _FOLDER.mkdir(parents=True, exist_ok=True)
     LOGS.mkdir(parents=True, exist_ok=True)
     with (LOGS / f"{name}.log").open("ab") as log:
@@ -32,22 +39,37 @@ def start(name: str, command: Sequence[str | Path], env: Mapping[str, str] | Non
             stderr=log,
             env=None if env is None else {**os.environ, **env},
             start_new_session=True,
-            cwd="/",
+            cwd=cwd,
+            pass_fds=keep,
         )
     _children.append(process)
-    body = {"pid": process.pid, "started": _started(process.pid)}
-    (_FOLDER / name).write_text(json.dumps(body))
+    remember(_FOLDER / name, process.pid)
     return process.pid
+
+
+def remember(record: Path, pid: int) -> None:
+    """Pids come again, also after a reboot with the same start: so with the boot."""
+    body = {"pid": pid, "started": _started(pid), "boot": _boot()}
+    record.write_text(json.dumps(body))
+
+
+def remembered(record: Path) -> int | None:
+    """The very process that was remembered, if it still runs."""
+    try:
+        body = json.loads(record.read_text())
+        pid, started, boot = int(body["pid"]), body["started"], body.get("boot", _boot())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return pid if started is not None and _started(pid) == started and boot == _boot() else None
 
 
 def pid_of(name: str) -> int | None:
     """None if it does not run."""
-    try:
-        body = json.loads((_FOLDER / name).read_text())
-    except (OSError, ValueError):
-        return None
-    pid = int(body["pid"])
-    return pid if _started(pid) == body["started"] else None
+    return remembered(_FOLDER / name)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def names() -> list[str]:

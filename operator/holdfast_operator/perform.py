@@ -10,9 +10,10 @@ in it is returned, and the next step is decided on it without another look.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
+from typing import Any, Final
 
 from holdfast_operator import names, objects, pods
 from holdfast_operator.decide import (
@@ -56,8 +57,11 @@ from holdfast_operator.model import (
 )
 from holdfast_operator.names import access_name
 from holdfast_operator.settings import Settings
-from holdfast_wire.errors import AlreadyExists, Internal
+from holdfast_wire.errors import AlreadyExists, Internal, NotFound
 from holdfast_wire.lease import NOBODY
+
+_BINDING_TRIES: Final = 20
+_BINDING_SECONDS: Final = 0.02
 
 
 class Perform:
@@ -99,7 +103,9 @@ class Perform:
                 memory.began(self._clock())
                 told = seen.lease.fresh if seen.lease else None
                 made = pods.build(session, epoch, told, self._settings)
-                await self._own(PODS, session, made, strict=True)
+                # The binding is for the sidecar, which starts in a moment. Killed before it is
+                # made, the next look finds it missing.
+                await _all(self._own(PODS, session, made, strict=True), self._binding(session))
             case SetBudget(epoch):
                 await self._budget(session, epoch)
                 memory.budget = epoch
@@ -127,14 +133,10 @@ class Perform:
         """The Lease and the access to it at once: neither is of use before its pod, which waits
         for both."""
         session = seen.session
-        made, access = await asyncio.gather(
+        made, _ = await _all(
             self._lease(session, epoch, "", memory),
-            _nothing() if seen.access else self._access(session),
-            return_exceptions=True,
+            _nothing() if seen.access else self._account_and_role(session),
         )
-        for error in (made, access):
-            if isinstance(error, BaseException):
-                raise error
         if not isinstance(made, LeaseSeen):
             return None
         # It was made a moment ago, so nobody may take it.
@@ -153,15 +155,26 @@ class Perform:
         return LeaseSeen.of(item, session.uid)
 
     async def _access(self, session: Session) -> None:
-        wanted = [(ROLES, objects.role(session)), (BINDINGS, objects.binding(session))]
+        await self._account_and_role(session)
+        await self._binding(session)
+
+    async def _account_and_role(self, session: Session) -> None:
+        wanted = [(ROLES, objects.role(session))]
         if session.service_account is None:
             wanted.append((ACCOUNTS, objects.account(session)))
-        made = await asyncio.gather(
-            *(self._own(kind, session, body) for kind, body in wanted), return_exceptions=True
-        )
-        for error in made:
-            if isinstance(error, BaseException):
-                raise error
+        await _all(*(self._own(kind, session, body) for kind, body in wanted))
+
+    async def _binding(self, session: Session) -> None:
+        for _ in range(_BINDING_TRIES):
+            try:
+                await self._own(BINDINGS, session, objects.binding(session))
+            except NotFound:
+                # The API server checks a binding against the Roles it has seen, and sees a new
+                # one some milliseconds after it was made.
+                await asyncio.sleep(_BINDING_SECONDS)
+            else:
+                return
+        raise Conflict("the API server has not yet seen the session's Role")
 
     async def _own(
         self, kind: Resource, session: Session, body: Object, strict: bool = False
@@ -216,6 +229,15 @@ class Perform:
         if found is not None and owned_by(found, session.uid):
             uid = found["metadata"]["uid"]
             await self._api.delete(kind, session.key.namespace, name, uid)
+
+
+async def _all(*works: Awaitable[Any]) -> list[Any]:
+    """At the same time; all are over when this is. The first error, as it was raised."""
+    done = await asyncio.gather(*works, return_exceptions=True)
+    for result in done:
+        if isinstance(result, BaseException):
+            raise result
+    return done
 
 
 async def _nothing() -> None:

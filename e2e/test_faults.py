@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -204,6 +205,15 @@ def test_a_wall_clock_that_is_an_hour_off(lab: Lab, shift: int) -> None:
         session.check()
     finally:
         lab.install("upgrade")
+
+
+@pytest.mark.faults(9, 12)
+def test_clock_rates_and_stale_watches_on_the_model() -> None:
+    """Clocks of this one machine cannot be made to run fast, nor its watches be made late."""
+    variants = ["usual", "shortest", "tight", "no-swap"]
+    command = [sys.executable, "-m", "tests.lease", "--runs", "4000", *variants]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.faults(10)

@@ -92,6 +92,7 @@ class Settings:
                 rows=rows,
                 scrollback=int(env["HOLDFAST_SCROLLBACK"]),
                 created=_created(state / "created"),
+                epoch=epoch,
             ),
             session_uid=env["HOLDFAST_SESSION_UID"],
             namespace=env["HOLDFAST_NAMESPACE"],

@@ -125,6 +125,7 @@ class Requests:
         return {
             "session": session.spec.name,
             "session_id": session.spec.id,
+            "epoch": session.spec.epoch,
             "command": list(session.spec.command),
             "created": session.spec.created,
             "idle_seconds": round(max(0.0, time.time() - session.last_active), 3),

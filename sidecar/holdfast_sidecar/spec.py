@@ -22,6 +22,7 @@ class Spec:
     rows: int
     scrollback: int
     created: float
+    epoch: int | None = None  # in a cluster: which incarnation this is
 
 
 def load(path: Path) -> Spec:

@@ -162,8 +162,11 @@ def _hold_pid(folder: SessionFolder) -> int | None:
 
 
 # Takes the terminal as its own, then becomes the command: SIGWINCH and SIGHUP arrive as they would.
+# A test run in the background has SIGINT ignored, which would be inherited.
 _LAUNCH = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+for number in (signal.SIGINT, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """

@@ -15,9 +15,9 @@ from holdfast.sessions import sidecar_pid
 
 DETACH = b"\x1cd"
 Open = Callable[..., Screen]
-# Where a line begins: after the one before it, or, if a snapshot was taken just then, wherever the
-# snapshot puts the cursor.
-NEW_LINE = rb"(?:[\r\n]|\x1b\[\d+;1H)"
+# Where a line begins in what a terminal gets: after the one before it, or, if a snapshot or one of
+# the client's own messages came just then, where that puts the cursor.
+NEW_LINE = rb"(?:[\r\n]|\x1b\[\d+;1H|\x1b8)"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_type_see_detach(screen: Open, shell: str) -> None:
     opened = attached(screen, shell)
     assert opened.is_raw()
     opened.type(b"echo one$((1+1))three\r")
-    opened.expect(rb"[\r\n]one2three\r\n")
+    opened.expect(NEW_LINE + rb"one2three\r\n")
     opened.type(DETACH)
     opened.expect(rb"\[detached from shell; come back with: holdfast attach shell\]")
     assert opened.wait() == 0
@@ -87,11 +87,11 @@ def test_scrollback_comes_along(screen: Open, home: Home, shell: str) -> None:
 def test_the_session_takes_the_window_size(screen: Open, home: Home, shell: str) -> None:
     opened = attached(screen, shell, size=(101, 33))
     opened.type(b"stty size\r")
-    opened.expect(rb"[\r\n]33 101\r\n")
+    opened.expect(NEW_LINE + rb"33 101\r\n")
     opened.resize(77, 20)
     eventually(lambda: home.json("screen", shell)["columns"] == 77, "the new size")
     opened.type(b"stty size\r")
-    opened.expect(rb"[\r\n]20 77\r\n")
+    opened.expect(NEW_LINE + rb"20 77\r\n")
     leave(opened)
 
 
@@ -115,7 +115,7 @@ def test_a_killed_sidecar_is_survived_and_inputs_count_once(
 def test_output_during_an_outage_is_seen(screen: Open, home: Home, shell: str) -> None:
     opened = attached(screen, shell)
     opened.type(b"for n in $(seq 1 40); do echo line-$n-; sleep 0.05; done; echo all-done\r")
-    opened.expect(rb"[\r\n]line-3-")
+    opened.expect(NEW_LINE + rb"line-3-")
     home.kill_sidecar(shell)
     opened.expect(NEW_LINE + rb"all-done")
     leave(opened)
@@ -158,7 +158,7 @@ def test_stopped_and_continued(screen: Open, shell: str) -> None:
     opened.process.send_signal(signal.SIGCONT)
     opened.expect(rb"ready> ")
     opened.type(b"echo go$((1+1))on\r")
-    opened.expect(rb"[\r\n]go2on")
+    opened.expect(NEW_LINE + rb"go2on")
     leave(opened)
 
 
@@ -182,7 +182,7 @@ def test_view_does_not_type(screen: Open, home: Home, shell: str) -> None:
     opened = attached(screen, shell, "--view")
     opened.type(b"echo intruder\r")
     home.ok("send", shell, "echo legiti$((1+0))mate", "--enter")
-    opened.expect(rb"[\r\n]legiti1mate")
+    opened.expect(NEW_LINE + rb"legiti1mate")
     assert b"intruder" not in opened.seen
     opened.type(b"\x03")
     opened.expect(rb"\[detached from shell")

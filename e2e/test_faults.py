@@ -100,6 +100,7 @@ def test_a_node_that_loses_the_api_is_fenced_and_replaced(lab: Lab) -> None:
         cut_at = boottime()
         until(lambda: session.frozen(uid), "frozen", FROZEN_BY + SOON)
         assert last_write(session, 1) - cut_at <= FROZEN_BY
+        time.sleep(1)  # what was printed before is still on its way through kubectl
         seen = viewer.text()
         session.await_epoch(2, REPLACED_WITHIN)
         assert session.node == other(node)

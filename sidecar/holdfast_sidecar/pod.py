@@ -127,6 +127,7 @@ class PodSidecar:
         self._sidecar = Sidecar(settings.state, settings.session)
         self._sidecar.session.exec_folder = settings.hold_socket.parent / "exec"
         self._sidecar.session.exec_readable_by_all = True
+        self._sidecar.session.outlives_its_pod = True
         self._looked_at, self._looked_when = -1, -_LOOK_SECONDS
         self._facts: dict[str, str] = {}
         self._serving = False

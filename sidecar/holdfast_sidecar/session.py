@@ -58,6 +58,8 @@ class Session:
         # Where a command for the live shell is put: in a pod, somewhere both containers see.
         self.exec_folder = folder / "exec"
         self.exec_readable_by_all = False
+        # In a cluster another incarnation follows one whose pod goes: no end for who is attached.
+        self.outlives_its_pod = False
         self.ring = Ring(folder / "ring")
         self.turn = Turn()
         self.inputs = Inputs()
@@ -340,7 +342,8 @@ class Session:
         self._publish()
         self._emulate()
         self.journal.add("ended", **how.to_json())
-        self.tell({"kind": "ended", "exit": how.to_json(), "seq": self.ring.head})
+        if not (self.outlives_its_pod and how.by in ("term", "killed")):
+            self.tell({"kind": "ended", "exit": how.to_json(), "seq": self.ring.head})
 
     def close(self) -> None:
         self.pty.close()

@@ -69,7 +69,8 @@ def status_of(seen: Observed, step: Step) -> Status:
         made["podName"] = pod.name
         if pod.node:
             made["nodeName"] = pod.node
-    elif phase in TERMINAL:
+    elif phase in TERMINAL or phase is Phase.LOST:
+        # Where it was last: for people, and for the next incarnation to keep away from.
         made |= {key: before[key] for key in ("podName", "nodeName") if key in before}
     if seen.lease is not None and seen.lease.owned:
         made |= _from_lease(seen, seen.lease)

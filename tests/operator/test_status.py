@@ -352,3 +352,16 @@ def test_memory_backs_off_and_forgives() -> None:
     assert waits == [0, 10, 20, 40, 80, 160, 300, 300, 300]
     memory.began(now + 600)
     assert memory.retry_at == now + 600
+
+
+async def test_the_lost_node_is_avoided_also_when_the_pod_is_gone() -> None:
+    world = await running()
+    node = world.status["nodeName"]
+    world.current.cut_off = True
+    world.api.vanish(PODS, "build-1")
+    await world.run(5)
+    assert (world.status["phase"], world.status["nodeName"]) == ("Lost", node)
+    await world.run(60)
+    pod = next(pod for pod in world.api.pods() if pod["metadata"]["name"] == "build-2")
+    rules = pod["spec"]["affinity"]["nodeAffinity"]
+    assert node in str(rules["preferredDuringSchedulingIgnoredDuringExecution"])

@@ -42,10 +42,12 @@ def api_down() -> Iterator[None]:
 
 @contextmanager
 def cut_from_api(node: str) -> Iterator[None]:
-    """The node and its pods cannot reach the API; the API can still reach the node."""
+    """The node and its pods have no connection to the API, not even one that they had: kubelet
+    would still hear of a deletion. The API can reach the node's kubelet by connections of its own."""
     host, port = running().api
     reach = f"ip daddr {host} tcp dport {port} drop"
-    with _filter(node, output=reach, forward=reach):
+    answer = f"ip saddr {host} tcp sport {port} drop"
+    with _filter(node, output=reach, input=answer, forward=f"{reach}; {answer}"):
         yield
 
 

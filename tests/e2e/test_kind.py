@@ -254,7 +254,10 @@ ANSWER = "ip saddr 172.18.0.4 tcp sport 6443 drop"
 @pytest.mark.parametrize(
     ("fault", "chains"),
     [
-        (faults.cut_from_api, {"output": REACH, "forward": REACH}),
+        (
+            faults.cut_from_api,
+            {"output": REACH, "input": ANSWER, "forward": f"{REACH}; {ANSWER}"},
+        ),
         (faults.no_answers_from_api, {"input": ANSWER, "forward": ANSWER}),
         (faults.cut_from_clients, {"input": "tcp dport 10250 drop"}),
     ],

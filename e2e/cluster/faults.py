@@ -43,7 +43,7 @@ def api_down() -> Iterator[None]:
 @contextmanager
 def cut_from_api(node: str) -> Iterator[None]:
     """The node and its pods have no connection to the API, not even one that they had: kubelet
-    would still hear of a deletion. The API can reach the node's kubelet by connections of its own."""
+    would still hear of a deletion. The API reaches the node's kubelet by connections of its own."""
     host, port = running().api
     reach = f"ip daddr {host} tcp dport {port} drop"
     answer = f"ip saddr {host} tcp sport {port} drop"

@@ -13,8 +13,6 @@ HOLD := client/holdfast/bin/hold
 RUN_TOOLS := $(PYTHON) gcc make node npm
 TEST_TOOLS := chromium vim less htop openssl
 BENCH_TOOLS := tmux dtach
-# For a cluster without a container engine.
-CLUSTER_TOOLS := go mmdebstrap buildah musl-gcc busybox nft ip nsenter openssl faketime
 
 .PHONY: help
 help: ## show this

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,7 @@ from holdfast_gateway import auth, log
 from holdfast_gateway.assets import Assets, security_headers
 from holdfast_gateway.auth import Caller
 from holdfast_gateway.folders import Folder
-from holdfast_gateway.relay import MAX_CLIENT_MESSAGE, relay
+from holdfast_gateway.relay import MAX_CLIENT_MESSAGE, bid_farewell, relay
 from holdfast_gateway.sessions import REQUEST_SECONDS, Sessions
 from holdfast_wire.errors import BadRequest, Ended, HoldfastError, Internal, NotFound, TooLarge
 from holdfast_wire.ids import Actor
@@ -221,8 +222,8 @@ class Http:
         return socket
 
     async def _close_streams(self, _: web.Application) -> None:
-        for socket in set(self._streams):
-            await socket.close(code=1001, message=b"gateway stops")
+        every = [bid_farewell(socket, 1001, b"gateway stops") for socket in set(self._streams)]
+        await asyncio.gather(*every)
 
 
 def _json(body: dict[str, Any], status: int = 200) -> web.Response:

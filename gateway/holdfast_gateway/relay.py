@@ -39,6 +39,8 @@ from holdfast_wire.frames import (
 # A paste goes in parts; nothing a client has to say needs more than this at once.
 MAX_CLIENT_PAYLOAD: Final = 1 << 18
 MAX_CLIENT_MESSAGE: Final = MAX_CLIENT_PAYLOAD + HEADER.size
+# A client that reads has the last frame and answers the close at once.
+_FAREWELL_SECONDS: Final = 1.0
 
 
 class FrameCutter:
@@ -133,14 +135,22 @@ async def _stop(up: asyncio.Task[None], down: asyncio.Task[None]) -> HoldfastErr
     return None
 
 
+async def bid_farewell(
+    socket: web.WebSocketResponse, code: int, message: bytes, last: bytes = b""
+) -> None:
+    """Close, with a last frame if there is one; a client that does not read is cut off."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_FAREWELL_SECONDS):
+            if last and not socket.closed:
+                await socket.send_bytes(last)
+            await socket.close(code=code, message=message)
+
+
 async def _close(socket: web.WebSocketResponse, error: HoldfastError | None) -> None:
-    with contextlib.suppress(OSError):
-        if error is None:
-            # The sidecar went, or the client did. "Restart" tells a client to come back.
-            await socket.close(code=WSCloseCode.SERVICE_RESTART)
-            return
-        if not socket.closed:
-            await socket.send_bytes(encode(Error.of(error)))
+    if error is None:
+        # The sidecar went, or the client did. "Restart" tells a client to come back.
+        await bid_farewell(socket, WSCloseCode.SERVICE_RESTART, b"")
+    else:
         code = (
             WSCloseCode.MESSAGE_TOO_BIG
             if isinstance(error, TooLarge)
@@ -148,4 +158,4 @@ async def _close(socket: web.WebSocketResponse, error: HoldfastError | None) -> 
             if isinstance(error, Internal)
             else WSCloseCode.POLICY_VIOLATION
         )
-        await socket.close(code=code, message=error.code.encode())
+        await bid_farewell(socket, code, error.code.encode(), encode(Error.of(error)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gateway_kit
 from gateway_kit import Place
 from holdfast_gateway.auth import Caller, Modality
 from holdfast_gateway.relay import MAX_CLIENT_PAYLOAD, FrameCutter, checked
@@ -190,6 +192,21 @@ async def test_what_cannot_be_decoded_ends_only_its_own_connection(served: Place
         assert bad.socket.close_code == 1008
         await good.send(Control({"kind": "ping", "id": 5}))
         await good.until(lambda f: isinstance(f, Control) and f.body.get("id") == 5)
+
+
+async def test_a_gateway_stops_at_once_though_a_client_does_not_read() -> None:
+    with gateway_kit.place() as here:
+        here.session("build")
+        here.start()
+        here.sidecar("build")
+        async with attached(here) as (stalled, _), attached(here) as (other, _):
+            await stalled.until(Snapshot)
+            await other.until(Snapshot)
+            await stalled.send(Input(1, b"flood", b"yes $(seq 1000)\n"))
+            await asyncio.sleep(2)
+            began = time.monotonic()
+            assert await asyncio.to_thread(here.stop) == 0
+            assert time.monotonic() - began < 5
 
 
 async def test_a_client_that_does_not_read_costs_others_nothing(served: Place) -> None:

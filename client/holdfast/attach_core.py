@@ -36,6 +36,7 @@ from holdfast_wire.frames import (
     Resize,
     Snapshot,
 )
+from holdfast_wire.ids import session_of
 
 # Typed or pasted, and not yet acknowledged. Beyond it we stop reading the keyboard.
 MAX_UNACKED: Final = 1 << 20
@@ -116,7 +117,6 @@ class AttachCore:
         self._session_size = size
         self._session_id = ""
         self._seq: int | None = None
-        self._seen_to = 0
         self._tail = b""
         self._number = 0
         self._unacked: dict[int, Input] = {}
@@ -288,7 +288,7 @@ class AttachCore:
         if expected is not None and seq < expected:
             data = data[expected - seq :]
             seq = expected
-        self._seq = self._seen_to = seq + len(data)
+        self._seq = seq + len(data)
         self._tail = (self._tail + data[-sequences.TAIL :])[-sequences.TAIL :]
         actions: list[Action] = [Show(data)]
         if not self._overlay.hidden:
@@ -308,26 +308,25 @@ class AttachCore:
         if frame.part & Part.LAST:
             # It may end inside a sequence, if that is where the session stands.
             self._seq, self._tail = frame.seq, frame.data[-sequences.TAIL :]
-            self._seen_to = frame.seq
             if self._last_seq is not None:
                 actions += self._leave_if_complete()
         return actions
 
     def _attached(self, body: dict[str, Any], now: float) -> list[Action]:
         session_id = str(body.get("session_id", ""))
-        if self._session_id and session_id != self._session_id:
+        if self._session_id and session_of(session_id) != session_of(self._session_id):
             # Somebody ended it and gave its name away while we were cut off: what was typed for
             # the one must not reach the other.
             name = self._settings.name
             return self._leave(
                 Ended.exit_code, f"[session {name} has ended; its name is now another session's]"
             )
-        again = bool(self._session_id)
+        again, anew = bool(self._session_id), session_id != self._session_id
         self._enter(Phase.LIVE)
         self._session_id = session_id
         self._session_size = _size(body, self._session_size)
         self._attempts, self._reason = 0, ""
-        undelivered = self._forget_if_anew(body)
+        undelivered = self._forget() if again and anew else 0
         state = body.get("state")
         if isinstance(state, dict) and state.get("activity") == "ended":
             self._exit = state.get("exit") or self._exit or {}
@@ -344,15 +343,11 @@ class AttachCore:
             self._overlay.want(self._greeting(), now)
         return actions
 
-    def _forget_if_anew(self, body: dict[str, Any]) -> int:
-        """A stream shorter than what we saw of it is another incarnation's, begun from nothing
-        because the host was lost. What was typed into the old one is not for the new one; how many
-        bytes that were."""
-        seq = body.get("seq")
-        if not isinstance(seq, int) or seq >= self._seen_to:
-            return 0
+    def _forget(self) -> int:
+        """The host was lost and the session began anew. What was typed into the old incarnation is
+        not for the new one; how many bytes that were."""
         forgotten = self._unacked_bytes
-        self._seq, self._seen_to = None, 0
+        self._seq = None
         self._unacked.clear()
         self._unacked_bytes = 0
         return forgotten

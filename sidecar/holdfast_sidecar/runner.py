@@ -72,7 +72,7 @@ class Sidecar:
         try:
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(self._watch(session, server, requests))
-                finish = tasks.create_task(self._finish(session, hold, last))
+                finish = tasks.create_task(self._finish(session, server, hold, last))
                 await self._stop.wait()
                 watch.cancel()
                 finish.cancel()
@@ -99,9 +99,13 @@ class Sidecar:
         if not self._over.done():
             self._over.set_result(how)
 
-    async def _finish(self, session: Session, hold: HoldLink, last: LastWords | None) -> None:
+    async def _finish(
+        self, session: Session, server: Server, hold: HoldLink, last: LastWords | None
+    ) -> None:
         how = await self._over
         session.ended(how)
+        if session.goes_on_elsewhere:
+            server.close()  # whoever is attached looks the session up again, and finds it there
         try:
             saved = self._folder / "exit.new"
             saved.write_text(json.dumps({**how.to_json(), "ended": round(time.time(), 3)}))

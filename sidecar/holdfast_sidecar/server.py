@@ -262,11 +262,13 @@ class Server:
         self._connections.discard(connection)
 
     def close(self) -> None:
+        if self._listener.fileno() < 0:
+            return
+        self._path.unlink(missing_ok=True)  # first: who is let go looks for the next one at once
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for connection in list(self._connections):
             connection.close()
-        self._path.unlink(missing_ok=True)
 
 
 def _peer(sock: socket.socket) -> tuple[Actor, bool]:

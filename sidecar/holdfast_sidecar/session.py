@@ -58,7 +58,7 @@ class Session:
         # Where a command for the live shell is put: in a pod, somewhere both containers see.
         self.exec_folder = folder / "exec"
         self.exec_readable_by_all = False
-        # In a cluster another incarnation follows one whose pod goes: no end for who is attached.
+        # In a cluster another incarnation follows one whose pod goes.
         self.outlives_its_pod = False
         self.ring = Ring(folder / "ring")
         self.turn = Turn()
@@ -342,8 +342,14 @@ class Session:
         self._publish()
         self._emulate()
         self.journal.add("ended", **how.to_json())
-        if not (self.outlives_its_pod and how.by in ("term", "killed")):
+        if not self.goes_on_elsewhere:
             self.tell({"kind": "ended", "exit": how.to_json(), "seq": self.ring.head})
+
+    @property
+    def goes_on_elsewhere(self) -> bool:
+        """The command was killed with its pod: no end of the session for who is attached."""
+        by = self.exit.by if self.exit is not None else None
+        return self.outlives_its_pod and by in ("term", "killed")
 
     def close(self) -> None:
         self.pty.close()

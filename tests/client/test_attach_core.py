@@ -122,22 +122,25 @@ def test_why_it_waits_is_shown_and_renewed() -> None:
     assert b"no node has room" in shown(machine.lost(4.0, "no node has room"))
 
 
-@pytest.mark.parametrize(("seq", "again"), [(100, True), (140, True), (99, False), (0, False)])
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("seq", [0, 99, 100, 140])
 def test_what_was_typed_is_not_for_an_incarnation_begun_anew(seq: int, again: bool) -> None:
     machine = live()
     machine.typed(b"rm -r build\r", 1.0)
     machine.lost(1.0)
     machine.connected()
-    actions = machine.received(answer(seq, resumed=seq == 100), 2.0)
+    told = {} if again else {"session_id": "id1.2"}
+    actions = machine.received(answer(seq, resumed=again and seq == 100, **told), 2.0)
     assert bool(sent(actions)) is again
     assert machine.unacked == (1 if again else 0)
     if not again:
         machine.received(Snapshot(seq, 80, 24, BOTH, b"ready> "), 2.0)
         machine.tick(3.0)
-        told = machine.received(
+        actions = machine.received(
             Control({"kind": "answer", "id": 1 << 41, "result": {"seq": seq}}), 3
         )
-        assert b"12 typed bytes were not delivered" in shown(told)
+        assert b"12 typed bytes were not delivered" in shown(actions)
+        assert machine.phase is Phase.LIVE
 
 
 def test_output_after_a_snapshot() -> None:

@@ -268,18 +268,28 @@ def test_terminated_the_lease_is_kept_until_nothing_is_under_way(pod: Pod) -> No
     assert pod.hold_goes() == 3
 
 
-@pytest.mark.parametrize("pod_goes", [False, True], ids=["exits", "pod-goes"])
-def test_an_end_is_told_to_who_is_attached_unless_another_follows(pod: Pod, pod_goes: bool) -> None:
+def test_an_end_is_told_to_who_is_attached(pod: Pod) -> None:
     pod.start("bash", "-c", "read x; exit 3")
     with pod.client() as client:
         client.attach()
-        if pod_goes:
-            os.kill(pod.hold_pid, signal.SIGTERM)
-        else:
-            client.typed(b"\n")
+        client.typed(b"\n")
         pod.exit_note()
         client.ask("ping")  # what was said before the answer has been heard
-        assert ("ended" in [news["kind"] for news in client.news]) is not pod_goes
+        assert "ended" in [news["kind"] for news in client.news]
+
+
+def test_when_the_pod_goes_who_is_attached_is_sent_to_look_for_the_next(pod: Pod) -> None:
+    pod.start("bash", "-c", "read x; exit 3")
+    with pod.client() as client:
+        client.attach()
+        os.kill(pod.hold_pid, signal.SIGTERM)
+        with pytest.raises(ConnectionResetError):
+            while True:
+                client.next()
+        told = [(news["kind"], news.get("activity")) for news in client.news]
+        assert not {("ended", None), ("state", "ended")} & set(told)
+    assert not (pod.state / "sidecar.sock").exists()
+    pod.exit_note()
 
 
 def test_hold_was_killed_and_the_sidecar_told_to_go_meanwhile(pod: Pod) -> None:

@@ -36,6 +36,12 @@ def session_name(text: str) -> SessionName:
     return SessionName(text)
 
 
+def session_of(session_id: str) -> str:
+    """The session itself, of an id that may be `SESSION.EPOCH`: one stream of its output, begun
+    with that incarnation because the one before was lost."""
+    return session_id.partition(".")[0]
+
+
 def terminal_size(columns: int, rows: int) -> tuple[int, int]:
     if not (MIN_COLUMNS <= columns <= MAX_COLUMNS and MIN_ROWS <= rows <= MAX_ROWS):
         raise BadRequest(

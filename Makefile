@@ -102,7 +102,7 @@ cluster-down: $(BIN)/.ready ## remove it, and everything of it
 .PHONY: e2e
 e2e: setup ## all tests on a real cluster (root); T= selects; build/e2e/report.json
 	@scripts/need $$($(BIN)/python -m e2e.cluster tools)
-	@$(BIN)/pytest -v --timeout 600 -p no:cacheprovider e2e $(if $(T),-k '$(T)')
+	@$(BIN)/pytest -v --timeout 600 --durations=40 --durations-min=3 -p no:cacheprovider e2e $(if $(T),-k '$(T)')
 	$(if $(T)$(HOLDFAST_KEEP),,@HOLDFAST_CLUSTER_TEST=1 $(BIN)/pytest -v -p no:cacheprovider e2e/test_cluster.py)
 
 .PHONY: bench

@@ -283,9 +283,9 @@ def test_when_the_pod_goes_who_is_attached_is_sent_to_look_for_the_next(pod: Pod
     with pod.client() as client:
         client.attach()
         os.kill(pod.hold_pid, signal.SIGTERM)
-        with pytest.raises(ConnectionResetError):
-            while True:
-                client.next()
+        with contextlib.suppress(ConnectionResetError):  # a silent one would be a TimeoutError
+            while client.next():
+                pass
         told = [(news["kind"], news.get("activity")) for news in client.news]
         assert not {("ended", None), ("state", "ended")} & set(told)
     assert not (pod.state / "sidecar.sock").exists()

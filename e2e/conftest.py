@@ -27,6 +27,7 @@ def lab() -> Iterator[Lab]:
     keep = os.environ.get("HOLDFAST_KEEP") == "1"
     if not (keep and STATE.exists()):
         cluster.up(None if keep else os.getpid())
+    BUILD.mkdir(parents=True, exist_ok=True)
     made = Lab(running().programs)
     if made.find("namespace", OPERATOR_NAMESPACE) is None:
         made.install()

@@ -15,7 +15,7 @@ from e2e.cluster.places import KUBECONFIG, REPOSITORY
 from e2e.lab import LEASE, OPERATOR_NAMESPACE, Lab, Session, container_pids, manifest, until
 
 # kubelet looks at its containers once a second: every round begins at another moment of that.
-ROUNDS = 10
+ROUNDS = 8
 
 
 def seconds(lab: Lab, body: dict[str, Any], what: str) -> float:

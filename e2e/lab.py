@@ -26,6 +26,7 @@ TIMING: Final = Timing.of(LEASE)
 FROZEN_BY: Final = TIMING.freeze_after + TIMING.freeze_takes
 PATIENCE: Final = 60.0
 OPERATOR_NAMESPACE: Final = "holdfast-system"
+OPERATOR: Final = ("-l", "app.kubernetes.io/component=operator")
 
 # The oracle's one half: counts, with its epoch, into storage outside the pod and to the terminal.
 COUNTER: Final = """
@@ -151,7 +152,7 @@ class Lab:
 
     def away(self) -> str:
         """A node that can be broken without breaking the operator."""
-        pods = self.get("pods", "-n", OPERATOR_NAMESPACE)["items"]
+        pods = self.get("pods", "-n", OPERATOR_NAMESPACE, *OPERATOR)["items"]
         taken = {pod["spec"].get("nodeName") for pod in pods}
         return next(node for node in running().nodes if node not in taken)
 

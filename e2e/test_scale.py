@@ -9,7 +9,7 @@ import time
 
 from e2e.cluster.faults import in_node
 from e2e.cluster.places import KUBECONFIG
-from e2e.lab import OPERATOR_NAMESPACE, Lab, Session, manifest, until
+from e2e.lab import OPERATOR, OPERATOR_NAMESPACE, Lab, Session, manifest, until
 from holdfast_operator.status import PASTIME_SECONDS
 from holdfast_wire.lease import Timing
 
@@ -21,7 +21,7 @@ DURATION = 20
 
 def operator_memory_mib(lab: Lab) -> float:
     """Resident, as the node's cgroup counts it without what the page cache can give back."""
-    pod = lab.get("pods", "-n", OPERATOR_NAMESPACE)["items"][0]
+    pod = lab.get("pods", "-n", OPERATOR_NAMESPACE, *OPERATOR)["items"][0]
     uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
     text = in_node(node, "sh", "-c", f"cat $(find /sys/fs/cgroup/memory -path '*{uid}*' "
                    "-name memory.stat -maxdepth 5 | head -1)")  # fmt: skip

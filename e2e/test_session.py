@@ -12,7 +12,16 @@ import pytest
 
 from e2e.cluster import build
 from e2e.cluster.places import KUBECONFIG, REPOSITORY
-from e2e.lab import LEASE, OPERATOR_NAMESPACE, Lab, Session, container_pids, manifest, until
+from e2e.lab import (
+    LEASE,
+    OPERATOR,
+    OPERATOR_NAMESPACE,
+    Lab,
+    Session,
+    container_pids,
+    manifest,
+    until,
+)
 
 # kubelet looks at its containers once a second: every round begins at another moment of that.
 ROUNDS = 8
@@ -116,7 +125,7 @@ def test_nobody_owns_it(lab: Lab) -> None:
     pids = set(container_pids(uid))
     version = lab.get("lease", "free")["metadata"]["resourceVersion"]
     lab.kubectl("scale", "-n", OPERATOR_NAMESPACE, "deploy/holdfast", "--replicas=0")
-    lab.kubectl("wait", "-n", OPERATOR_NAMESPACE, "--for=delete", "pod", "--all", "--timeout=60s")
+    lab.kubectl("wait", "-n", OPERATOR_NAMESPACE, "--for=delete", "pod", *OPERATOR, "--timeout=60s")
     time.sleep(1.5 * LEASE)
     session.writes_on()
     assert lab.get("lease", "free")["metadata"]["resourceVersion"] != version, "renewed by itself"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import subprocess
@@ -27,6 +28,9 @@ class Viewer:
         self.output = b""  # of the stream alone; a snapshot is no stream
         self.gaps: list[Gap] = []
         self.resumed = False
+        self.ended = False  # whoever was at the other end is gone
+        self.first_at: float | None = None  # monotonic, of the stream's bytes
+        self.last_at = 0.0
         self._answer: dict[str, Any] = {}
         self._seq = 0
         self._lock = threading.Lock()
@@ -42,16 +46,12 @@ class Viewer:
 
     def _read(self) -> None:
         decoder = Decoder()
-        while True:
-            try:
-                data = self._ours.recv(1 << 16)
-            except OSError:
-                return
-            if not data:
-                return
-            for frame in decoder.feed(data):
-                with self._lock:
-                    self._take(frame)
+        with contextlib.suppress(OSError):
+            while data := self._ours.recv(1 << 16):
+                for frame in decoder.feed(data):
+                    with self._lock:
+                        self._take(frame)
+        self.ended = True
 
     def _take(self, frame: object) -> None:
         match frame:
@@ -63,6 +63,8 @@ class Viewer:
             case Output():
                 assert frame.seq == self._seq, f"seq {frame.seq} where {self._seq} is next"
                 self._seq += len(frame.data)
+                self.last_at = time.monotonic()
+                self.first_at = self.first_at or self.last_at
                 self.output += bytes(frame.data)
             case Gap():
                 self.gaps.append(frame)

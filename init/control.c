@@ -257,12 +257,52 @@ static void accept_peers(const struct session *s)
     }
 }
 
+static void close_passed(int *passed)
+{
+    if (*passed >= 0)
+        close(*passed);
+    *passed = PASSED_NONE;
+}
+
+/* As recv(), with what `passed` is in request_handle(). No descriptor stays that is not told of:
+ * a peer must not be able to fill the table. */
+static ssize_t receive(int fd, char *text, size_t room, int *passed)
+{
+    union {
+        char room[CMSG_SPACE(2 * sizeof(int))];     /* one would be padded to two in any case */
+        struct cmsghdr align;
+    } control;
+    struct iovec part = {.iov_base = text, .iov_len = room};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room,
+                             .msg_controllen = sizeof control.room};
+    *passed = PASSED_NONE;
+    ssize_t n = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (n < 0)
+        return n;
+    bool many = message.msg_flags & MSG_CTRUNC;
+    for (struct cmsghdr *h = CMSG_FIRSTHDR(&message); h; h = CMSG_NXTHDR(&message, h)) {
+        if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
+            continue;
+        for (size_t at = 0; at + sizeof(int) <= h->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+            many |= *passed >= 0;
+            close_passed(passed);
+            memcpy(passed, CMSG_DATA(h) + at, sizeof(int));
+        }
+    }
+    if (many) {
+        close_passed(passed);
+        *passed = PASSED_MANY;
+    }
+    return n;
+}
+
 /* Until a graph is all sent the next request stays unread, so answers keep their order. */
 static void read_requests(struct session *s, struct connection *c, short events)
 {
     char text[REQUEST_MAX + 2];
+    int passed;
     for (int i = 0; i < 16 && !c->graph && !c->doomed; i++) {
-        ssize_t n = recv(c->fd, text, REQUEST_MAX + 1, MSG_DONTWAIT);
+        ssize_t n = receive(c->fd, text, REQUEST_MAX + 1, &passed);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0) {
@@ -271,10 +311,12 @@ static void read_requests(struct session *s, struct connection *c, short events)
         }
         /* 0 is the end, or an empty packet: only poll() can tell. */
         if (n == 0 && (events & (POLLHUP | POLLRDHUP))) {
+            close_passed(&passed);
             c->doomed = true;
             return;
         }
-        request_handle(s, c, text, (size_t)n);
+        request_handle(s, c, text, (size_t)n, &passed);
+        close_passed(&passed);
         if (n == 0)
             return;
     }

@@ -1,7 +1,8 @@
 /* The guard: one poll loop over signals, the deadline's timer and the control socket.
  *
  *   hold.c      options, background, namespaces      → guard_run
- *   keeper.c    terminal, keeper, command            → what is guarded
+ *   keeper.c    terminal, keeper, command            → what is guarded (filter.c: what it may not)
+ *   adopt.c     the same, restored by someone else
  *   control.c   socket → requests.c → session_*()    → what a peer may ask
  *   freeze.c    stop, continue, end the tree           (tree.c reads it from /proc)
  *   graph.c     one JSON packet per process            (waits.c, listeners.c, json.c)
@@ -34,6 +35,8 @@
  * could not be stopped may have started one that can. */
 #define REFREEZE_MS 1000
 #define RETRY_MS 100
+/* Nobody tells of it when an adopted keeper becomes hold's child, or ends as another's. */
+#define ADOPTED_MS 50
 #define END_TICK_MS 20
 /* Of one wake: a session that signals hold without end must not keep it from its deadline. */
 #define SIGNALS_MAX 16
@@ -175,16 +178,33 @@ static void exit_event(const struct session *s)
     control_event(text);
 }
 
+static void keeper_ended(struct session *s, int status)
+{
+    s->exited = true;
+    s->elsewhere = false;
+    tree_also(0);
+    s->status = status;
+    session_end(s, REMAINS_GRACE_MS, BY_ITSELF);
+    exit_event(s);
+}
+
 static void reap(struct session *s)
 {
     int status;
-    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
-        if (pid != s->started.keeper)
-            continue;
-        s->exited = true;
-        s->status = status;
-        session_end(s, REMAINS_GRACE_MS, BY_ITSELF);
-        exit_event(s);
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
+        if (pid == s->started.keeper && !s->exited)
+            keeper_ended(s, status);
+}
+
+/* After reap(): one that ended as hold's child has been taken, or still waits to be. */
+static void follow_adopted(struct session *s)
+{
+    enum adopted now = adopted_state();
+    if (now == ADOPTED_GONE) {
+        keeper_ended(s, SIGKILL);   /* its parent knows how; here, that it is no more */
+    } else if (now == ADOPTED_OURS) {
+        s->elsewhere = false;
+        tree_also(0);
     }
 }
 
@@ -198,8 +218,9 @@ static bool from_inside(const struct session *s, const struct signalfd_siginfo *
     return s->namespaced && (info->ssi_pid != 0 || !true_pid);
 }
 
-static void on_term(struct session *s)
+static void take_term(struct session *s)
 {
+    s->lingering = false;
     if (!s->began) {
         s->leaving = true;
     } else if (s->exited) {         /* nothing is left to wait for but a reader */
@@ -208,6 +229,23 @@ static void on_term(struct session *s)
     } else {
         session_end(s, s->options.term_grace_ms, BY_TERM);
     }
+}
+
+/* Only a session that runs can be moved away meanwhile. */
+static void on_term(struct session *s)
+{
+    char text[64];
+    if (s->lingering && !s->exited)
+        return;
+    if (!s->began || s->exited || s->ending || s->options.linger_ms == 0) {
+        take_term(s);
+        return;
+    }
+    s->lingering = true;
+    s->term_at_ns = clock_ns(CLOCK_MONOTONIC) + s->options.linger_ms * MS;
+    snprintf(text, sizeof text, "{\"event\":\"leaving\",\"milliseconds\":%u}",
+             s->options.linger_ms);
+    control_event(text);
 }
 
 static void read_signals(struct session *s)
@@ -240,23 +278,35 @@ static void watch_signals(void)
         die(1, "cannot watch signals and time: %s; this needs a Linux kernel", strerror(errno));
 }
 
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint64_t left_ms(int clock, uint64_t at_ns)
+{
+    uint64_t now = clock_ns(clock);
+    return (at_ns > now ? at_ns - now : 0) / MS + 1;
+}
+
 /* How long the loop may sleep. The timer wakes it for CLOCK_BOOTTIME; this does for the raw clock. */
 static int patience_ms(const struct session *s)
 {
     uint64_t least = 3600 * 1000;
-    if (s->armed && !s->expired) {
-        uint64_t raw = clock_ns(CLOCK_MONOTONIC_RAW);
-        uint64_t left = s->deadline_raw_ns > raw ? s->deadline_raw_ns - raw : 0;
-        least = left / MS + 1 < least ? left / MS + 1 : least;
-    }
+    if (s->armed && !s->expired)
+        least = smaller(least, left_ms(CLOCK_MONOTONIC_RAW, s->deadline_raw_ns));
+    if (s->lingering)
+        least = smaller(least, left_ms(CLOCK_MONOTONIC, s->term_at_ns));
+    if (s->elsewhere)
+        least = smaller(least, ADOPTED_MS);
     if (s->ending)
-        least = END_TICK_MS < least ? END_TICK_MS : least;
+        least = smaller(least, END_TICK_MS);
     else if (s->frozen && s->incomplete)
-        least = RETRY_MS < least ? RETRY_MS : least;
+        least = smaller(least, RETRY_MS);
     else if (s->frozen & FROZEN_BY_DEADLINE)
-        least = REFREEZE_MS < least ? REFREEZE_MS : least;
+        least = smaller(least, REFREEZE_MS);
     if (control_busy())
-        least = REFREEZE_MS < least ? REFREEZE_MS : least;
+        least = smaller(least, REFREEZE_MS);
     return (int)least;
 }
 
@@ -282,6 +332,10 @@ static void turn(struct session *s)
     }
     if (ready > 0 && set[0].revents)
         read_signals(s);
+    if (s->elsewhere)
+        follow_adopted(s);
+    if (s->lingering && clock_ns(CLOCK_MONOTONIC) >= s->term_at_ns)
+        take_term(s);
     if (ready > 0)
         control_handle(s, set + 2, count);
     control_drop_stalled();
@@ -292,13 +346,31 @@ static void turn(struct session *s)
     }
 }
 
+/* The directory it was started in must not stay busy. */
+static void leave_directory(void)
+{
+    if (chdir("/") < 0)
+        die(1, "cannot enter /: %s", strerror(errno));
+}
+
 bool session_start(struct session *s)
 {
     s->began = keeper_start(&s->options, &s->started, &s->failure);
     s->leaving = !s->began;
-    if (s->began && chdir("/") < 0)     /* the directory it was started in must not stay busy */
-        die(1, "cannot enter /: %s", strerror(errno));
+    if (s->began)
+        leave_directory();
     return s->began;
+}
+
+const char *session_adopt(struct session *s, const struct adoption *a)
+{
+    const char *why = adopt(a, &s->started);
+    if (why)
+        return why;
+    s->began = s->elsewhere = true;
+    tree_also(a->keeper);
+    leave_directory();
+    return NULL;
 }
 
 static int make_outbox(void)

@@ -31,6 +31,10 @@ static const char usage[] =
     "  --shared                   peers of any uid may connect (mode 0666): as PID 1 only, with\n"
     "                             the socket in a directory that keeps strangers out\n"
     "  --term-grace MS            on SIGTERM, what is left after it is killed (5000)\n"
+    "  --linger MS                a SIGTERM is told to the peers, and heeded after this (0)\n"
+    "  --movable                  keep the command from what cannot be checkpointed: io_uring and\n"
+    "                             MPTCP are not there, and no program gains privileges\n"
+    "  --reserve N                as PID 1: leave PIDs up to N to the tool that restores (0)\n"
     "  --namespace auto|yes|no    own PID namespace; auto: if root may make one (auto)\n"
     "  --install PATH             copy this program to PATH, and nothing else\n"
     "  --version, --help\n"
@@ -89,13 +93,25 @@ static void parse_size(struct options *o, const char *text)
         die(1, "bad size %s; give columns and rows, such as 80x24", text);
 }
 
-static void parse_grace(struct options *o, const char *text)
+static unsigned parse_number(const char *option, const char *text, const char *what, unsigned most)
 {
     size_t digits = strspn(text, "0123456789");
     unsigned long value = strtoul(text, NULL, 10);
-    if (!digits || text[digits] || digits > 7 || value > GRACE_MAX_MS)
-        die(1, "bad --term-grace %s; give milliseconds, at most %u", text, GRACE_MAX_MS);
-    o->term_grace_ms = (unsigned)value;
+    if (!digits || text[digits] || digits > 7 || value > most)
+        die(1, "bad %s %s; give %s, at most %u", option, text, what, most);
+    return (unsigned)value;
+}
+
+static unsigned parse_ms(const char *option, const char *text)
+{
+    return parse_number(option, text, "milliseconds", GRACE_MAX_MS);
+}
+
+static bool parse_movable(void)
+{
+    if (!filter_possible())
+        die(1, "--movable is possible on x86_64 and aarch64 only; leave it out");
+    return true;
 }
 
 static void parse_namespace(struct options *o, const char *text)
@@ -118,7 +134,9 @@ static void parse(struct options *o, int argc, char **argv)
         {"namespace", required_argument, 0, 'n'}, {"help", no_argument, 0, 'h'},
         {"wait", no_argument, 0, 'w'},         {"shared", no_argument, 0, 'a'},
         {"term-grace", required_argument, 0, 'g'}, {"install", required_argument, 0, 'i'},
-        {"version", no_argument, 0, 'v'},      {0, 0, 0, 0}};
+        {"linger", required_argument, 0, 'l'}, {"movable", no_argument, 0, 'm'},
+        {"reserve", required_argument, 0, 'r'}, {"version", no_argument, 0, 'v'},
+        {0, 0, 0, 0}};
     for (int got; (got = getopt_long(argc, argv, "+", known, NULL)) != -1;) {
         switch (got) {
         case 's': o->socket = optarg; break;
@@ -128,7 +146,10 @@ static void parse(struct options *o, int argc, char **argv)
         case 'n': parse_namespace(o, optarg); break;
         case 'w': o->wait = true; break;
         case 'a': o->shared = true; break;
-        case 'g': parse_grace(o, optarg); break;
+        case 'g': o->term_grace_ms = parse_ms("--term-grace", optarg); break;
+        case 'l': o->linger_ms = parse_ms("--linger", optarg); break;
+        case 'm': o->movable = parse_movable(); break;
+        case 'r': o->reserve = parse_number("--reserve", optarg, "a PID", RESERVE_MAX); break;
         case 'i': install(optarg); exit(0);
         case 'h': fputs(usage, stdout); exit(0);
         case 'v': puts("hold " HOLD_VERSION); exit(0);
@@ -283,7 +304,7 @@ static void settle_descriptors(void)
 int main(int argc, char **argv)
 {
     /* The grace is well inside the 30 s that Kubernetes gives a pod. */
-    struct options o = {.columns = 80, .rows = 24, .term_grace_ms = 5000};
+    static struct options o = {.columns = 80, .rows = 24, .term_grace_ms = 5000};
     int ready[2];
     settle_descriptors();
     parse(&o, argc, argv);

@@ -25,6 +25,8 @@ bool read_size(const char *text, unsigned short *columns, unsigned short *rows);
 
 /* A grace longer than an hour is a mistake, and must not overflow a clock. */
 #define GRACE_MAX_MS 3600000u
+/* Each is a process made and ended: this many take about a second. */
+#define RESERVE_MAX 10000u
 
 struct options {
     const char *socket;             /* absolute */
@@ -34,6 +36,9 @@ struct options {
     bool wait;                      /* the command starts when a peer says so */
     bool shared;                    /* peers of any uid may connect */
     unsigned term_grace_ms;
+    unsigned linger_ms;             /* a SIGTERM is announced, and heeded after this */
+    unsigned reserve;               /* as PID 1: the session's pids are above this */
+    bool movable;                   /* the session is kept from what cannot be checkpointed */
     enum { NAMESPACE_AUTO, NAMESPACE_YES, NAMESPACE_NO } namespace;
     char **command;
 };
@@ -59,6 +64,22 @@ struct failure {
 };
 bool keeper_start(const struct options *o, struct started *s, struct failure *f);
 
+/* filter.c: of this process and all it starts, for good. 0, or errno. */
+int filter_install(void);
+bool filter_possible(void);         /* on this kind of processor */
+
+/* adopt.c: a restored keeper, command and terminal taken for ones that hold started. */
+struct adoption {
+    pid_t keeper, command;
+    const char *tty;
+    int master;                     /* PASSED_* if not exactly one descriptor came */
+};
+/* Why it cannot be, or NULL; then `s` has all of it, the master too. */
+const char *adopt(const struct adoption *a, struct started *s);
+/* Whose child the keeper is: the kernel tells only its parent of its end. */
+enum adopted { ADOPTED_ELSEWHERE, ADOPTED_OURS, ADOPTED_GONE };
+enum adopted adopted_state(void);
+
 /* Who asked for the freeze that is on; both may have. */
 enum { FROZEN_BY_REQUEST = 1, FROZEN_BY_DEADLINE = 2 };
 
@@ -70,6 +91,7 @@ struct session {
     struct started started;
     bool began;                     /* the command was started */
     bool leaving;                   /* it will not be: hold goes */
+    bool elsewhere;                 /* its keeper was adopted and has another parent yet */
     struct failure failure;         /* why it could not be */
     bool namespaced;                /* hold is PID 1 of the session's PID namespace */
     unsigned frozen;                /* FROZEN_BY_* */
@@ -88,6 +110,9 @@ struct session {
      * each byte the terminal takes, lives here and so outlives a sidecar killed in the act. */
     int outbox;
 
+    bool lingering;                 /* a SIGTERM is being put off */
+    uint64_t term_at_ns;            /* CLOCK_MONOTONIC: until then */
+
     bool ending;
     uint64_t kill_at_ns;            /* CLOCK_MONOTONIC */
 };
@@ -97,6 +122,8 @@ struct freeze_result;
 int guard_run(const struct options *o);
 /* False: it could not be started, and hold goes once the peers know why. */
 bool session_start(struct session *s);
+/* Why it cannot be, or NULL: from then on it is as though hold had started it. */
+const char *session_adopt(struct session *s, const struct adoption *a);
 bool session_past_deadline(const struct session *s);
 const char *session_ended_by(const struct session *s);
 void session_freeze(struct session *s, struct freeze_result *result);
@@ -120,7 +147,11 @@ void control_event(const char *json);
 
 /* requests.c */
 struct connection;
-void request_handle(struct session *s, struct connection *c, char *text, size_t length);
+enum { PASSED_NONE = -1, PASSED_MANY = -2 };
+/* `passed` is the one descriptor that came along, or PASSED_*; a request that keeps it says so by
+ * setting PASSED_NONE. */
+void request_handle(struct session *s, struct connection *c, char *text, size_t length,
+                    int *passed);
 void connection_send(struct connection *c, const char *text, size_t length, int with_fd);
 struct graph_job;
 void connection_start_graph(struct connection *c, struct graph_job *job);

@@ -8,7 +8,9 @@
  * stdio. It does nothing but reap, and when the command ends it ends the same way, so hold reads
  * the command's status from the keeper's.
  *
- * Both die when their parent does: without a guard there is no session. */
+ * Both die when their parent does: without a guard there is no session. But not the keeper of a
+ * hold that is PID 1: its end is theirs in any case, and a restored keeper's first parent is the
+ * checkpoint tool, which goes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -24,9 +26,11 @@
 
 #include "hold.h"
 
+#define CANNOT_FORK "cannot start a process: %s; raise the limit on processes"
+
 /* Sent up a close-on-exec pipe; the end of the pipe without a FAILED_* means the command runs. */
 struct report {
-    enum { COMMAND_PID, FAILED_FORK, FAILED_TERMINAL, FAILED_CWD, FAILED_EXEC } what;
+    enum { COMMAND_PID, FAILED_FILTER, FAILED_FORK, FAILED_TERMINAL, FAILED_CWD, FAILED_EXEC } what;
     int value;                      /* a pid, or errno */
 };
 
@@ -126,7 +130,8 @@ _Noreturn static void end_like(int status)
 
 _Noreturn static void keeper_run(const struct options *o, pid_t hold, int master, int slave, int pipe)
 {
-    die_with_parent(hold);
+    if (hold != 1)
+        die_with_parent(hold);
     signals_to_default();
     /* Unlike hold it belongs to what is dumped, and so may be looked into: nothing of hold's that
      * the session must not know stays in it. */
@@ -144,6 +149,11 @@ _Noreturn static void keeper_run(const struct options *o, pid_t hold, int master
     stdio_to_null();
     int keep[] = {master, slave, pipe};
     close_all_but(keep, 3);
+    int why = o->movable ? filter_install() : 0;
+    if (why) {
+        report(pipe, FAILED_FILTER, why);
+        _exit(1);
+    }
     pid_t self = getpid(), command = fork();
     if (command == 0)
         command_run(o, self, slave, pipe);
@@ -169,8 +179,11 @@ static bool explain(const struct options *o, const struct report *r, struct fail
     switch (r->what) {
     case COMMAND_PID:
         break;
+    case FAILED_FILTER:
+        return fail(f, 1, "cannot filter system calls: %s; leave out --movable, or run on a kernel "
+                    "with seccomp filters", why);
     case FAILED_FORK:
-        return fail(f, 1, "cannot start a process: %s; raise the limit on processes", why);
+        return fail(f, 1, CANNOT_FORK, why);
     case FAILED_TERMINAL:
         return fail(f, 1, "cannot take the terminal: %s; run hold outside any sandbox that forbids it",
                     why);
@@ -185,9 +198,35 @@ static bool explain(const struct options *o, const struct report *r, struct fail
     return true;
 }
 
+/* A child in vfork() has no memory of its own to set up. */
+__attribute__((noinline)) static pid_t made_and_gone(void)
+{
+    pid_t pid = vfork();
+    if (pid == 0)
+        _exit(0);
+    while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+    return pid;
+}
+
+/* The kernel counts up, and starts over at 300. As many tries as there are pids: with a small
+ * pid_max the number never comes. */
+static bool use_up_pids(unsigned upto, struct failure *f)
+{
+    pid_t last = 0;
+    for (unsigned tries = 0; tries < upto && (unsigned)last < upto; tries++) {
+        last = made_and_gone();
+        if (last < 0)
+            return fail(f, 1, CANNOT_FORK, strerror(errno));
+    }
+    return true;
+}
+
 bool keeper_start(const struct options *o, struct started *s, struct failure *f)
 {
     int slave = -1, pipe[2];
+    if (getpid() == 1 && !use_up_pids(o->reserve, f))
+        return false;
     if (!open_terminal(o, s, &slave, f))
         return false;
     if (pipe2(pipe, O_CLOEXEC) < 0)
@@ -195,8 +234,7 @@ bool keeper_start(const struct options *o, struct started *s, struct failure *f)
     pid_t self = getpid();
     s->keeper = fork();
     if (s->keeper < 0)
-        return fail(f, 1, "cannot start a process: %s; raise the limit on processes",
-                    strerror(errno));
+        return fail(f, 1, CANNOT_FORK, strerror(errno));
     if (s->keeper == 0)
         keeper_run(o, self, s->master, slave, pipe[1]);
     close(slave);

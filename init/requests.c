@@ -51,6 +51,8 @@ static void on_status(struct session *s, struct connection *c)
     json_pair_string(&j, "nonce", nonce_text());
     json_pair_bool(&j, "started", s->began);
     json_pair_bool(&j, "namespace", s->namespaced);
+    json_pair_bool(&j, "movable", s->options.movable);
+    json_pair_bool(&j, "lingering", s->lingering);
     json_pair_bool(&j, "frozen", s->frozen != 0);
     json_pair_bool(&j, "expired", s->expired);
     json_pair_number(&j, "deadline_ns", s->armed ? (long long)s->deadline_boot_ns : 0);
@@ -86,7 +88,7 @@ static void answer_cannot_start(struct connection *c, const struct failure *f)
     send_json(c, &j);
 }
 
-static void on_start(struct session *s, struct connection *c)
+static bool may_begin(const struct session *s, struct connection *c)
 {
     if (s->began)
         answer_error(c, "started", "the command was started before; ask status how it is");
@@ -94,7 +96,16 @@ static void on_start(struct session *s, struct connection *c)
         answer_error(c, "ending", "hold is on its way out; nothing can be started");
     else if (session_past_deadline(s))
         answer_error(c, "expired", "the deadline has passed; set a later one first");
-    else if (session_start(s))
+    else
+        return true;
+    return false;
+}
+
+static void on_start(struct session *s, struct connection *c)
+{
+    if (!may_begin(s, c))
+        return;
+    if (session_start(s))
         answer_ok(c);
     else
         answer_cannot_start(c, &s->failure);
@@ -228,6 +239,34 @@ static bool with_argument(struct session *s, struct connection *c, const char *v
     return true;
 }
 
+static bool read_pid(const char *word, pid_t *pid)
+{
+    uint64_t number;
+    if (!word || !read_number(word, &number) || number < 1 || number > INT32_MAX)
+        return false;
+    *pid = (pid_t)number;
+    return true;
+}
+
+static bool on_adopt(struct session *s, struct connection *c, char *words, int *passed)
+{
+    struct adoption a = {.master = *passed};
+    if (!read_pid(strsep(&words, " "), &a.keeper) || !read_pid(strsep(&words, " "), &a.command) ||
+        !words || strncmp(words, "/dev/", 5) != 0 || strchr(words, ' '))
+        return false;
+    a.tty = words;
+    if (!may_begin(s, c))
+        return true;
+    const char *why = session_adopt(s, &a);
+    if (why) {
+        answer_error(c, "cannot_adopt", why);
+        return true;
+    }
+    *passed = PASSED_NONE;
+    answer_ok(c);
+    return true;
+}
+
 static bool needs_the_tree(const char *verb)
 {
     static const char *const verbs[] = {"master", "outbox",     "freeze",   "thaw",
@@ -266,7 +305,8 @@ static bool without_argument(struct session *s, struct connection *c, const char
 }
 
 /* text has room for one byte more than length. */
-void request_handle(struct session *s, struct connection *c, char *text, size_t length)
+void request_handle(struct session *s, struct connection *c, char *text, size_t length,
+                    int *passed)
 {
     bool plain = length <= REQUEST_MAX;
     for (size_t i = 0; i < length && plain; i++)
@@ -275,12 +315,15 @@ void request_handle(struct session *s, struct connection *c, char *text, size_t 
     char *rest = text;
     char *verb = plain ? strsep(&rest, " ") : NULL;
     bool done = false;
-    if (verb && rest && !strchr(rest, ' '))
+    if (verb && rest && strcmp(verb, "adopt") == 0)
+        done = on_adopt(s, c, rest, passed);
+    else if (verb && rest && !strchr(rest, ' '))
         done = with_argument(s, c, verb, rest);
     else if (verb && !rest)
         done = without_argument(s, c, verb);
     if (!done)
         answer_error(c, "bad_request",
                      "ask: status, start COLSxROWS, master, freeze, thaw, deadline NS, graph, "
-                     "foreground, end MS, signal NAME, outbox, collected");
+                     "foreground, end MS, signal NAME, outbox, collected, "
+                     "adopt KEEPER COMMAND TTY");
 }

@@ -185,6 +185,36 @@ static void add_children(struct tree *t, pid_t parent, int depth)
     }
 }
 
+static pid_t also;
+
+void tree_also(pid_t top)
+{
+    also = top;
+}
+
+static void add_below(struct tree *t, size_t from)
+{
+    for (size_t i = from; i < t->count; i++)
+        add_children(t, t->list[i].pid, t->list[i].depth + 1);
+}
+
+static bool add_also(struct tree *t)
+{
+    for (size_t i = 0; i < t->count; i++)
+        if (t->list[i].pid == also)
+            return false;
+    for (size_t i = 0; i < t->all_count; i++) {
+        if (t->all[i].pid != also)
+            continue;
+        struct process *p = room_for_one(&t->list, t->count, &t->room);
+        *p = t->all[i];
+        p->depth = 1;
+        t->count++;
+        return true;
+    }
+    return false;
+}
+
 /* Breadth first from the root, so parents come before children. Each process has one parent and
  * is reached at most once: a pid reused in mid-scan cannot make this loop. */
 void tree_scan(struct tree *t, pid_t root)
@@ -192,8 +222,9 @@ void tree_scan(struct tree *t, pid_t root)
     read_all(t);
     t->count = 0;
     add_children(t, root, 1);
-    for (size_t i = 0; i < t->count; i++)
-        add_children(t, t->list[i].pid, t->list[i].depth + 1);
+    add_below(t, 0);
+    if (also && add_also(t))
+        add_below(t, t->count - 1);
 }
 
 void tree_free(struct tree *t)

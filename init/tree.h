@@ -25,6 +25,7 @@ struct tree {
 };
 
 void tree_scan(struct tree *t, pid_t root);
+void tree_also(pid_t top);          /* every scan has this one and what is below it too; 0: none */
 void tree_free(struct tree *t);
 
 bool process_read(pid_t pid, struct process *p);

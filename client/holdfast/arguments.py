@@ -232,6 +232,11 @@ def _end_in_cluster(parser: CommandParser) -> None:
     parser.option("--all", action="store_true", help="end every session in the namespace")
 
 
+def _move(parser: CommandParser) -> None:
+    parser.option("--to", metavar="NODE", help="the node to go to (default: any that can take it)")
+    parser.option("--no-wait", action="store_true", help="ask for it and do not wait for it")
+
+
 def _cluster(parser: CommandParser, short: bool) -> None:
     group = parser.add_argument_group("sessions in a cluster")
     names = ("-n", "--namespace") if short else ("--namespace",)
@@ -330,6 +335,12 @@ COMMANDS: Final[dict[str, Spec]] = {
     "thaw": Spec(
         "control", "let a frozen session go on", "[NAME]", _none,
         "examples:\n  {prog} thaw build",
+    ),
+    "move": Spec(
+        "control", "move a session, alive, to another node of its cluster", "[NAME]", _move,
+        "Its processes, memory and terminal go on there as they were; connections to the outside\n"
+        "are cut, and the programs that had them see an error. 'kubectl drain' does the same.\n\n"
+        "examples:\n  {prog} move build\n  {prog} move build --to node-2",
     ),
     "end": Spec(
         "control", "end a session and everything in it", "[NAME]", _end,

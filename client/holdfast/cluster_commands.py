@@ -12,7 +12,7 @@ from holdfast.arguments import Given, Target
 from holdfast.cluster import Cluster, ended_error
 from holdfast.commands import no_more, write, write_json
 from holdfast.exits import describe_exit
-from holdfast.facts import PHASE_COLOURS, Facts, manifest, moment
+from holdfast.facts import PHASE_COLOURS, Facts, Phase, manifest, moment
 from holdfast.kube import SESSIONS
 from holdfast.render import (
     Cell,
@@ -27,6 +27,7 @@ from holdfast.render import (
 from holdfast_wire.errors import (
     BadName,
     BadRequest,
+    Forbidden,
     HoldfastError,
     NotFound,
     Unavailable,
@@ -42,6 +43,10 @@ _PROGRESS_SECONDS: Final = 2.0
 _END_SECONDS: Final = 180.0
 _END_POLL: Final = (0.2, 2.0)
 _EVENTS_SHOWN: Final = 12
+_MOVE: Final = "holdfast.dev/move"
+_MOVE_SECONDS: Final = 180.0
+# What the last attempt said of it is not believed before the operator has looked again.
+_MOVE_GRACE_SECONDS: Final = 3.0
 
 
 def _cluster(given: Given) -> Cluster:
@@ -308,4 +313,70 @@ def _wait_for_end(cluster: Cluster, name: str) -> str:
     raise Unavailable(
         f"session {name} was told to end and has not yet",
         f"see: {cluster.advise('describe', name)}",
+    )
+
+
+def move(given: Given) -> int:
+    no_more(given.words[1:], given.after)
+    options, cluster = given.options, _cluster(given)
+    found = cluster.find(cluster.pick(given.words))
+    if found.over:
+        raise ended_error(found, cluster)
+    if found.epoch is None or not found.node:
+        raise Unavailable(
+            f"session {found.name} has not begun", f"see: {cluster.advise('describe', found.name)}"
+        )
+    if options.to == found.node:
+        write(f"{found.name} is on {found.node} already\n")
+        return 0
+    if options.to:
+        _check_node(cluster, options.to)
+    wanted = f"{_MOVE}={found.epoch}" + (f"/{options.to}" if options.to else "")
+    cluster.kubectl.text("annotate", SESSIONS, found.name, "--overwrite", wanted)
+    if options.no_wait:
+        write(f"{found.name} is to move\n")
+        return 0
+    try:
+        arrived = _wait_for_move(cluster, found)
+    except BaseException:
+        # Else it would be tried again and again, and nobody waits for it.
+        cluster.kubectl.text("annotate", SESSIONS, found.name, f"{_MOVE}-")
+        raise
+    write(f"{found.name} is on {arrived.node} now\n")
+    return 0
+
+
+def _check_node(cluster: Cluster, name: str) -> None:
+    try:
+        cluster.kubectl.json("get", "node", name)
+    except NotFound:
+        raise BadRequest(f"there is no node {name!r}", "see: kubectl get nodes") from None
+    except Forbidden:
+        return  # who may not see nodes may still know one
+
+
+def _wait_for_move(cluster: Cluster, before: Facts) -> Facts:
+    started = time.monotonic()
+    pause, longest = _END_POLL
+    told = False
+    while (waited := time.monotonic() - started) < _MOVE_SECONDS:
+        found = cluster.find(before.name)
+        if found.over:
+            raise ended_error(found, cluster)
+        if (found.epoch or 0) > (before.epoch or 0) and found.phase == Phase.RUNNING:
+            return found
+        movable = found.condition("Movable")
+        if movable is not None and movable.bad and waited > _MOVE_GRACE_SECONDS:
+            raise Unavailable(
+                f"session {before.name} runs on where it is: {movable.message}",
+                f"see: {cluster.advise('describe', before.name)}",
+            )
+        if waited > _PROGRESS_SECONDS and not told:
+            to_stderr(f"waiting for {before.name} to move …")
+            told = True
+        time.sleep(pause)
+        pause = min(pause * 1.5, longest)
+    raise Unavailable(
+        f"session {before.name} has not moved within {_MOVE_SECONDS:g} s, and runs on where it is",
+        f"see: {cluster.advise('describe', before.name)}",
     )

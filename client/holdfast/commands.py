@@ -326,6 +326,7 @@ HANDLERS: Final[dict[str, Callable[[Given], int]]] = {
     "ls": _lifecycle("ls"),
     "url": _lifecycle("url"),
     "describe": _lifecycle("describe"),
+    "move": _lifecycle("move"),
     "end": _lifecycle("end"),
     "screen": screen,
     "send": send,

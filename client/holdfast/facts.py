@@ -17,6 +17,7 @@ class Phase(StrEnum):
     PENDING = "Pending"
     STARTING = "Starting"
     RUNNING = "Running"
+    MOVING = "Moving"
     FROZEN = "Frozen"
     LOST = "Lost"
     ENDED = "Ended"
@@ -24,11 +25,12 @@ class Phase(StrEnum):
 
 
 _OVER: Final = (Phase.ENDED, Phase.FAILED)
-_REACHABLE: Final = (Phase.STARTING, Phase.RUNNING, Phase.FROZEN)
+_REACHABLE: Final = (Phase.STARTING, Phase.RUNNING, Phase.MOVING, Phase.FROZEN)
 PHASE_COLOURS: Final[Mapping[str, str]] = {
     Phase.PENDING: "yellow",
     Phase.STARTING: "yellow",
     Phase.RUNNING: "green",
+    Phase.MOVING: "cyan",
     Phase.FROZEN: "cyan",
     Phase.LOST: "red",
     Phase.FAILED: "red",
@@ -79,6 +81,9 @@ class Facts(NamedTuple):
     @property
     def reachable(self) -> bool:
         return bool(self.pod) and self.phase in _REACHABLE
+
+    def condition(self, kind: str) -> Condition | None:
+        return next((one for one in self.conditions if one.type == kind), None)
 
     def trouble(self) -> str:
         """The sentence of the condition that says most; empty if all is well."""

@@ -26,7 +26,7 @@ from holdfast.render import (
     table,
     to_stderr,
 )
-from holdfast_wire.errors import BadRequest, Ended, HoldfastError, Unavailable
+from holdfast_wire.errors import BadRequest, Ended, HoldfastError, Unavailable, Unsupported
 from holdfast_wire.ids import MAX_COLUMNS, MAX_NAME, MAX_ROWS, session_name
 
 if TYPE_CHECKING:
@@ -286,6 +286,13 @@ def describe(given: Given) -> int:
     }
     write(fields(facts, Style.of(sys.stdout)))
     return 0
+
+
+def move(given: Given) -> int:
+    raise Unsupported(
+        "a session on this machine has nowhere to go",
+        "sessions of a cluster can move: kubectl holdfast move NAME",
+    )
 
 
 def end(given: Given) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -35,6 +36,11 @@ _BASE_SUITE: Final = "trixie"
 # libfaketime for the test that sets a wall clock wrong.
 _BASE_PACKAGES: Final = "python3,procps,iproute2,libfaketime"
 _TOOLS_PACKAGES: Final = "python3,python3-venv,gcc,libc6-dev,make,ca-certificates"
+_CRIU_PACKAGES: Final = "criu,python3-pycriu"
+# What people have open when their node is drained.
+_WORKBENCH_PACKAGES: Final = (
+    "python3,procps,iproute2,vim-tiny,tmux,redis-server,nodejs,make,gcc,libc6-dev,strace"
+)
 
 PAUSE: Final = "holdfast.test/pause:1"
 COREDNS: Final = "holdfast.test/coredns:1"
@@ -43,6 +49,7 @@ BUSYBOX: Final = "holdfast.test/busybox:1"
 MUSL: Final = "holdfast.test/musl:1"
 STATIC: Final = "holdfast.test/static:1"
 ENTRYPOINT: Final = "holdfast.test/entrypoint:1"
+WORKBENCH: Final = "holdfast.test/workbench:1"
 HOLDFAST: Final = "holdfast.test/holdfast:e2e"
 
 
@@ -162,12 +169,8 @@ def base_layer() -> Path:
     return _debian_layer("base", _BASE_PACKAGES)
 
 
-def _debian_layer(name: str, packages: str) -> Path:
-    return cached(
-        f"{name}.tar",
-        [_BASE_SUITE, packages],
-        lambda new: _debian_tar(_BASE_SUITE, packages, new),
-    )
+def _debian_layer(name: str, packages: str, suite: str = _BASE_SUITE) -> Path:
+    return cached(f"{name}.tar", [suite, packages], lambda new: _debian_tar(suite, packages, new))
 
 
 def _debian_tar(suite: str, packages: str, target: Path) -> None:
@@ -241,14 +244,39 @@ def debian_image() -> Path:
                   lambda new: archive.write(image, layer, new))  # fmt: skip
 
 
+def workbench_image() -> Path:
+    """Large, and for few tests: loaded into the nodes by these alone (`Cluster.load`)."""
+    layer = _debian_layer("workbench", _WORKBENCH_PACKAGES)
+    source = HERE / "src" / "server"
+    image = Image(WORKBENCH, ["bash"])
+
+    def make(target: Path) -> None:
+        server, whole = target.with_suffix(".server"), target.with_suffix(".layer")
+        _go("server", "building a Go server", ["-ldflags", "-s -w", "-o", str(server), "."])
+        shutil.copyfile(layer, whole)
+        with tarfile.open(whole, "a") as opened:
+            opened.add(server, "usr/local/bin/goserver")
+        archive.write(image, whole, target)
+        server.unlink()
+        whole.unlink()
+
+    inputs = [layer.name, repr(image), source / "go.mod", source / "main.go"]
+    return cached("workbench.image", inputs, make)
+
+
 def holdfast_image() -> Path:
     """The Containerfile itself, built by buildah on bases made here."""
     tracked = run("git", "-C", REPOSITORY, "ls-files", "--cached", "--others", "--exclude-standard",
-                  "images", "wire", "sidecar", "operator", "gateway/holdfast_gateway", "init",
-                  "client", "pyproject.toml").splitlines()  # fmt: skip
+                  "images", "wire", "sidecar", "kube", "operator", "node", "init", "client",
+                  "gateway/holdfast_gateway", "scripts/criu_bundle.py",
+                  "pyproject.toml").splitlines()  # fmt: skip
     sources = [name for name in sorted(tracked) if (REPOSITORY / name).is_file()]
     inputs = [part for name in sources for part in (name, REPOSITORY / name)]
-    bases = {"BASE": base_layer(), "TOOLS": _debian_layer("tools", _TOOLS_PACKAGES)}
+    bases = {
+        "BASE": base_layer(),
+        "TOOLS": _debian_layer("tools", _TOOLS_PACKAGES),
+        "CRIU": _debian_layer("criu", _CRIU_PACKAGES, _NODE_SUITE),
+    }
     names = [path.name for path in bases.values()]
     return cached("holdfast.image", [*names, *inputs], lambda new: _buildah(bases, new))
 

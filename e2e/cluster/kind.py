@@ -154,6 +154,10 @@ class Kind:
         # Told where the kubeconfig is: it would take its entry out of the user's own.
         self._kind("delete", "cluster", "--name", NAME, "--kubeconfig", KUBECONFIG)
 
+    def load(self, archive: Path) -> None:
+        """kind itself looks whether a node has it."""
+        self._kind("load", "image-archive", "--name", NAME, "--nodes", ",".join(WORKERS), archive)
+
     # -- its faults -------------------------------------------------------------------------------
 
     def kill_api(self) -> None:

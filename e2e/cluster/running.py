@@ -47,6 +47,9 @@ class Cluster(Protocol):
     def stop(self) -> None:
         """Also if it never was wholly up."""
 
+    def load(self, archive: Path) -> None:
+        """One more image into every worker; nothing is done if it is there already."""
+
     # -- its faults
 
     def kill_api(self) -> None:

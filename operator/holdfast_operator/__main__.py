@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import kopf
 
-from holdfast_operator import credentials, log
+from holdfast_kube import credentials
+from holdfast_operator import log
 from holdfast_operator.app import App
 from holdfast_operator.handlers import register
 from holdfast_operator.settings import Settings

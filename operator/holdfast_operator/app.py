@@ -10,12 +10,13 @@ from typing import Final
 
 from aiohttp import web
 
+from holdfast_kube.client import SESSIONS, Kube
+from holdfast_kube.credentials import Credentials
 from holdfast_operator import log, metrics, serve
 from holdfast_operator.contact import Contact
-from holdfast_operator.credentials import Credentials
-from holdfast_operator.kube import SESSIONS, Kube
 from holdfast_operator.leader import Leader
 from holdfast_operator.names import Key
+from holdfast_operator.nodes import Nodes
 from holdfast_operator.observe import Look
 from holdfast_operator.perform import Perform
 from holdfast_operator.queue import Queue, is_expected
@@ -41,7 +42,8 @@ class App:
         self._kube = Kube(credentials, self._answered)
         self._contact = Contact(clock())
         self._ready = False
-        look = Look(self._kube, self._sightings, clock, _wall)
+        self.nodes = Nodes()
+        look = Look(self._kube, self._sightings, clock, _wall, self.nodes)
         perform = Perform(self._kube, settings, clock)
         self._leader = Leader(self._kube, settings.namespace, identity, clock, self._chosen)
         reconcile = Reconcile(

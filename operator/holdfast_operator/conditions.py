@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from holdfast_operator import names
+from holdfast_operator import moves, names
 from holdfast_operator.decide import End, Step, Wait
 from holdfast_operator.model import TERMINAL, Observed, Phase
 
@@ -68,8 +68,13 @@ class Reason(StrEnum):
     VACANT = "Vacant"
     EXPIRED = "Expired"
     SUPERSEDED = "Superseded"
+    MOVED = "Moved"
     # Movable, Quarantined
+    MOVING = "Moving"
     NO_NODE_AGENT = "NoNodeAgent"
+    AGENT_READY = "AgentReady"
+    MOVE_FAILED = "MoveFailed"
+    NO_TARGET = "NoTarget"
     EPOCHS_GROW = "EpochsGrow"
 
 
@@ -112,6 +117,9 @@ def ready(seen: Observed, step: Step, phase: Phase) -> Condition:
             Reason.FROZEN,
             "every process is stopped until the Lease is renewed again; nothing is lost",
         )
+    if phase is Phase.MOVING:
+        to = seen.target.node if seen.target is not None else "another node"
+        return Condition(Type.READY, "True", Reason.MOVING, f"it is moving to {to}")
     if phase is Phase.RUNNING:
         return Condition(
             Type.READY, "True", Reason.RUNNING, f"incarnation {seen.epoch} runs the command"
@@ -194,6 +202,9 @@ def fresh(seen: Observed) -> Condition:
             return before
     if seen.epoch <= 1:
         return Condition(Type.FRESH, "False", Reason.FIRST_INCARNATION, "there was none before it")
+    if seen.lease is not None and seen.lease.moved:
+        message = f"incarnation {seen.epoch} goes on where {seen.epoch - 1} was"
+        return Condition(Type.FRESH, "False", Reason.MOVED, message)
     told = seen.lease.fresh if seen.lease else None
     if told is None:
         return _as_it_was(seen, Type.FRESH) or Condition(
@@ -205,11 +216,29 @@ def fresh(seen: Observed) -> Condition:
     )
 
 
-def movable(_seen: Observed) -> Condition:
+def movable(seen: Observed) -> Condition:
+    def no(reason: Reason, message: str) -> Condition:
+        return Condition(Type.MOVABLE, "False", reason, message)
+
+    if seen.node is None or not seen.node.agent:
+        return no(
+            Reason.NO_NODE_AGENT,
+            "no node agent is ready on its node: a drain waits, or ends this incarnation",
+        )
+    target = seen.target
+    if target is not None and target.trouble is not None and not target.up:
+        return no(Reason.NO_TARGET, f"no node takes it: {target.trouble[1]}")
+    if seen.move_problem:
+        return no(
+            Reason.MOVE_FAILED,
+            f"it runs on where it is, and the move is tried again: {seen.move_problem}",
+        )
+    before = _as_it_was(seen, Type.MOVABLE)
+    if before is not None and before.reason is Reason.MOVE_FAILED and moves.reason(seen):
+        return before  # another operator's word for it
     return Condition(
-        Type.MOVABLE, "False", Reason.NO_NODE_AGENT,
-        "no node agent is installed: a drain waits, or ends this incarnation",
-    )  # fmt: skip
+        Type.MOVABLE, "True", Reason.AGENT_READY, "a drain of its node moves it, alive, to another"
+    )
 
 
 def quarantined(seen: Observed) -> Condition:

@@ -14,7 +14,7 @@ First row that fits:
                      else                                     RemoveFinalizer
     no finalizer                                              AddFinalizer
     over             current pod may still run, may take      Fence
-                     pods of older epochs                     DeletePods
+                     pods of older epochs, or for a move      DeletePods
                      its pod runs on a minute later           DeletePods
                      budget there                             DeleteBudget
                      time to live is up                       DeleteSession
@@ -35,12 +35,14 @@ First row that fits:
                      may take                                 End: Ended
                      else                                     Wait
     vacant           epoch not yet in the status              RaiseEpoch
+                     pod waits for a move that came to nought DeletePods
                      no pod                                   CreatePod, if not again and again
                      pod finished or going                    lost: PodFailed, PodDeleted
                      pod coming up                            (below)
     held             may take                                 lost: HostLost
                      no pod, or it finished                   Wait
     in order         budget is not for this epoch             SetBudget
+                     it runs, and is to be elsewhere          (moves.py)
                      else                                     Wait
 
     lost             may not yet take                         Wait
@@ -56,7 +58,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from holdfast_operator import names
+from holdfast_operator import moves, names
 from holdfast_operator.model import TERMINAL, Cause, Exit, Observed, Phase, Recovery
 
 # How long a step that waits for another's act (names taken) waits before it looks again.
@@ -168,7 +170,7 @@ class End:
 Step = (
     Wait | AddFinalizer | EnsureAccess | Grant | Bar | TakeOver | Fence | RaiseEpoch | CreatePod
     | SetBudget
-    | DeletePods | DeleteBudget | DeleteLease | RemoveFinalizer | DeleteSession | End
+    | DeletePods | DeleteBudget | DeleteLease | RemoveFinalizer | DeleteSession | End | moves.Move
 )  # fmt: skip
 
 
@@ -202,7 +204,7 @@ def _deleting(seen: Observed) -> Step:
     if names.FINALIZER not in seen.session.finalizers:
         return Wait()
     owned = [pod for pod in seen.pods if pod.owned]
-    going = _to_delete(seen, seen.high_water + 1)
+    going = _to_delete(seen, seen.high_water + 2)  # a target's too
     if going:
         return going
     if owned:
@@ -225,6 +227,9 @@ def _over(seen: Observed) -> Step:
     old = _to_delete(seen, seen.epoch)
     if old:
         return old
+    target = seen.target
+    if target is not None and not target.deleting:
+        return DeletePods(((target.name, target.uid),))
     if seen.budget is not None:
         return DeleteBudget()
     ended = moment(seen.session.status.get("endedAt"))
@@ -278,6 +283,8 @@ def _current(seen: Observed) -> Step:
         return _to_be_ended(seen)
     pod = seen.pod
     if lease.record.holder == "":
+        if pod is not None and pod.restores:
+            return Wait() if pod.deleting else DeletePods(((pod.name, pod.uid),))
         if pod is None:
             if int(seen.session.status.get("epoch") or 0) < lease.epoch:
                 return RaiseEpoch()
@@ -291,7 +298,13 @@ def _current(seen: Observed) -> Step:
         return Wait(seen.take_at)
     if seen.budget != lease.epoch:
         return SetBudget(lease.epoch)
-    return Wait()
+    step = moves.decide(seen) if lease.record.holder != "" and lease.started else None
+    match step:
+        case None:
+            return Wait()
+        case moves.AwaitMove(until):
+            return Wait(until)
+    return step
 
 
 def _released(seen: Observed) -> Step:

@@ -32,6 +32,9 @@ class Said(StrEnum):
     NOT_STARTING = "NotStarting"
     FROZEN = "Frozen"
     THAWED = "Thawed"
+    MOVING = "Moving"
+    MOVED = "Moved"
+    NOT_MOVED = "NotMoved"
     LOST = "Lost"
     QUARANTINED = "Quarantined"
     ENDED = "Ended"
@@ -79,6 +82,9 @@ def between(
     fresh_before = was.get("Fresh", {}).get("message")
     if now.get("Fresh", {}).get("status") == "True" and fresh_before != now["Fresh"]["message"]:
         said.append(Saying(Said.STARTED_FRESH, now["Fresh"]["message"], warning=True))
+    movable = now.get("Movable", {})
+    if turned("Movable", "False") and movable.get("reason") in ("MoveFailed", "NoTarget"):
+        said.append(Saying(Said.NOT_MOVED, movable["message"], warning=True))
     ready = now.get("Ready", {})
     if turned("Ready", "False") and ready.get("reason") in _STUCK and not refused:
         said.append(Saying(Said.NOT_STARTING, ready["message"], warning=True))
@@ -89,6 +95,13 @@ def _phases(before: Mapping[str, Any], after: Mapping[str, Any], message: str) -
     was, now = before.get("phase"), after.get("phase")
     if was == now:
         return []
+    if now == Phase.MOVING:
+        return [Saying(Said.MOVING, message)]
+    if now == Phase.RUNNING and was == Phase.MOVING and before.get("epoch") == after.get("epoch"):
+        return []  # the condition Movable says why it did not move
+    if now == Phase.RUNNING and _conditions(after).get("Fresh", {}).get("reason") == "Moved":
+        place = after.get("nodeName") or "another node"
+        return [Saying(Said.MOVED, f"it goes on, alive, on node {place}")]
     if now == Phase.RUNNING and was == Phase.FROZEN:
         return [Saying(Said.THAWED, "the Lease is renewed again and the session goes on")]
     if now == Phase.RUNNING:

@@ -1,5 +1,6 @@
-"""kopf's part: it watches Sessions and their pods and tells us that something happened. What, we
-read anew. There are no change handlers, so kopf writes nothing to any object."""
+"""kopf's part: it watches Sessions, their pods and checkpoints, and the nodes, and tells us that
+something happened. What, we read anew. There are no change handlers, so kopf writes nothing to any
+object."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from typing import Any, Final
 
 import kopf
 
+from holdfast_kube.credentials import lenient
 from holdfast_operator import names
 from holdfast_operator.app import App
-from holdfast_operator.credentials import lenient
 from holdfast_operator.names import Key
 
 # Whole: kopf passes it on as it is, and the API server refuses 240.0.
@@ -64,6 +65,18 @@ def register(app: App) -> kopf.OperatorRegistry:
     async def pod(event: Any, **_: Any) -> None:
         meta = event["object"]["metadata"]
         app.queue.add(Key(meta["namespace"], meta["labels"][names.SESSION_LABEL]))
+
+    @kopf.on.event(names.GROUP, names.VERSION, "checkpoints", registry=registry)
+    async def checkpoint(event: Any, **_: Any) -> None:
+        meta = event["object"]["metadata"]
+        session = (meta.get("labels") or {}).get(names.SESSION_LABEL)
+        if session:
+            app.queue.add(Key(meta["namespace"], session))
+
+    @kopf.on.event("v1", "nodes", registry=registry)
+    async def node(event: Any, **_: Any) -> None:
+        if app.nodes.watched(event["object"], gone=event["type"] == "DELETED"):
+            app.resync.now()
 
     return registry
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from holdfast_kube.client import LEASES, Api, Conflict
 from holdfast_operator import log, names
-from holdfast_operator.kube import LEASES, Api, Conflict
 from holdfast_operator.model import LeaseSeen
 from holdfast_wire.errors import AlreadyExists, HoldfastError
 from holdfast_wire.lease import Epoch, Holder, Observer, Record, Timing

@@ -10,6 +10,8 @@ from holdfast_operator.model import Problem
 
 # Waits before the 2nd, 3rd, … incarnation in a row that did not last.
 BACKOFF: Final = (0.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
+# Waits after the 1st, 2nd, … move in a row that failed: the session runs on meanwhile.
+MOVE_BACKOFF: Final = (2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 LASTED_SECONDS: Final = 600.0
 ACCESS_SECONDS: Final = 300.0  # how long objects that people rarely touch are believed to be there
 
@@ -25,6 +27,22 @@ class Memory:
     problem: Problem | None = None
     begun: int = 0  # incarnations in a row that did not last
     begun_at: float | None = None
+    moves_failed: int = 0  # in a row, of the incarnation `moves_epoch`
+    moves_epoch: int = 0
+    move_retry_at: float = 0.0
+    move_problem: str = ""
+
+    def move_failed(self, now: float, why: str, epoch: int) -> None:
+        self.at_epoch(epoch)
+        wait = MOVE_BACKOFF[min(self.moves_failed, len(MOVE_BACKOFF) - 1)]
+        self.moves_failed += 1
+        self.move_retry_at, self.move_problem = now + wait, why
+
+    def at_epoch(self, epoch: int) -> None:
+        """Another incarnation begins with nothing held against it."""
+        if epoch != self.moves_epoch:
+            self.moves_epoch = epoch
+            self.moves_failed, self.move_retry_at, self.move_problem = 0, 0.0, ""
 
     def began(self, now: float) -> None:
         """A pod is about to be created."""

@@ -29,6 +29,7 @@ class Phase(StrEnum):
     PENDING = "Pending"
     STARTING = "Starting"
     RUNNING = "Running"
+    MOVING = "Moving"
     FROZEN = "Frozen"
     LOST = "Lost"
     ENDED = "Ended"
@@ -109,6 +110,17 @@ class Session:
     def recovery(self) -> Recovery:
         chosen = (self.spec.get("recovery") or {}).get("onHostLoss", Recovery.RESTORE_LAST)
         return Recovery(chosen)
+
+    @property
+    def on_drain(self) -> str:
+        return str((self.spec.get("move") or {}).get("onDrain", "Live"))
+
+    @property
+    def asked_to_move(self) -> tuple[int, str] | None:
+        """From which epoch, and to which node ("": any)."""
+        epoch, _, node = self.annotations.get(names.MOVE, "").partition("/")
+        found = number(epoch)
+        return None if found is None else (found, plain(node, 253))
 
     @property
     def ttl(self) -> float:
@@ -237,6 +249,11 @@ class LeaseSeen:
         return None if text is None else plain(text)
 
     @property
+    def moved(self) -> bool:
+        """It goes on where the incarnation before it was."""
+        return self.annotations.get(names.MOVED) == str(self.epoch - 1)
+
+    @property
     def fresh(self) -> Fresh | None:
         return Fresh.of(self.annotations.get(names.FRESH, ""))
 
@@ -251,6 +268,9 @@ class PodSeen:
     finished: bool
     deleting: bool
     trouble: tuple[str, str] | None = None  # reason and message of what keeps it from running
+    restores: bool = False  # made for a session that is to move into it
+    up: bool = False  # its containers run; what runs in them is another question
+    image: str = ""  # what the session's container really runs, as the runtime names it
 
     @classmethod
     def of(cls, item: Object, owner: str) -> PodSeen:
@@ -264,7 +284,27 @@ class PodSeen:
             finished=status.get("phase") in ("Succeeded", "Failed"),
             deleting=bool(meta.get("deletionTimestamp")),
             trouble=_trouble(status),
+            restores=names.RESTORE in (meta.get("annotations") or {}),
+            up=_up(status),
+            image=_image(status),
         )
+
+
+def _up(status: Object) -> bool:
+    """Both the session's container and the sidecar."""
+    every = [
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ]
+    running = {one.get("name") for one in every if "running" in (one.get("state") or {})}
+    return {names.SESSION_CONTAINER, names.SIDECAR_CONTAINER} <= running
+
+
+def _image(status: Object) -> str:
+    for one in status.get("containerStatuses") or ():
+        if one.get("name") == names.SESSION_CONTAINER:
+            return str(one.get("imageID") or "")
+    return ""
 
 
 _PULLING: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
@@ -302,6 +342,39 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSeen:
+    name: str
+    cordoned: bool
+    agent: bool  # sessions can leave it and arrive on it, alive
+
+    @classmethod
+    def of(cls, item: Object) -> NodeSeen:
+        meta, spec = item["metadata"], item.get("spec") or {}
+        agent = (meta.get("labels") or {}).get(names.AGENT) == "ready"
+        return cls(meta["name"], bool(spec.get("unschedulable")), agent)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSeen:
+    """Of a move under way."""
+
+    name: str
+    phase: str  # Pending | Dumping | Transferring | Complete | Failed
+    message: str
+
+    @classmethod
+    def of(cls, item: Object) -> CheckpointSeen:
+        status = item.get("status") or {}
+        said = [
+            str(condition.get("message") or "")
+            for condition in status.get("conditions") or ()
+            if condition.get("type") == "Complete"
+        ]
+        phase = str(status.get("phase") or "Pending")
+        return cls(item["metadata"]["name"], phase, plain(said[0] if said else ""))
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """Everything `decide` and `status_of` look at. Times are this process's monotonic seconds,
     but `wall`, which is only ever shown or compared with what was shown."""
@@ -320,6 +393,16 @@ class Observed:
     deleting_since: float | None = None
     retry_at: float = 0.0  # no further incarnation before this
     problem: Problem | None = None
+    node: NodeSeen | None = None  # the current pod's
+    checkpoint: CheckpointSeen | None = None  # of the move to `target`
+    move_retry_at: float = 0.0  # no further move before this
+    move_problem: str = ""  # why the last one failed
+
+    @property
+    def target(self) -> PodSeen | None:
+        """The pod that the current incarnation is to move into."""
+        wanted = names.pod_name(self.session.name, self.epoch + 1)
+        return next((p for p in self.pods if p.owned and p.name == wanted and p.restores), None)
 
     @property
     def epoch(self) -> int:

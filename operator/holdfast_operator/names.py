@@ -14,6 +14,10 @@ FINALIZER: Final = f"{PREFIX}cleanup"
 SESSION_LABEL: Final = f"{PREFIX}session"
 EPOCH: Final = f"{PREFIX}epoch"  # label of pods, annotation of Leases
 ACCEPT_EPOCH: Final = f"{PREFIX}accept-epoch"  # a person's word on a quarantined Session
+MOVE: Final = f"{PREFIX}move"  # on a Session: EPOCH or EPOCH/NODE, away from that incarnation
+RESTORE: Final = f"{PREFIX}restore"  # on a pod: the Session's incarnation EPOCH is to go on in it
+NODE: Final = f"{PREFIX}node"  # label of a Checkpoint: where the agent that takes it runs
+AGENT: Final = f"{PREFIX}agent"  # label of a Node: "ready" where sessions can leave and arrive
 
 # On the Lease. The operator writes EPOCH and FRESH, the sidecar the others.
 FRESH: Final = f"{PREFIX}fresh"
@@ -25,6 +29,8 @@ ACTIVE: Final = f"{PREFIX}active"
 START_ERROR: Final = f"{PREFIX}start-error"
 EXIT: Final = f"{PREFIX}exit"
 RELEASED: Final = f"{PREFIX}released"
+OFFER: Final = f"{PREFIX}offer"  # the UID of the pod that may take the Lease over, alive
+MOVED: Final = f"{PREFIX}moved"  # the epoch that this one goes on from
 # What changes as people work; the rest are turning points.
 PASTIME: Final = frozenset({ACTIVITY, CLIENTS, TURN, ACTIVE})
 
@@ -45,6 +51,11 @@ class Key:
 
 def pod_name(session: str, epoch: int) -> str:
     return f"{session}-{epoch}"
+
+
+def checkpoint_name(session: str, epoch: int, target_uid: str) -> str:
+    """One for each pod that a session was to move to."""
+    return f"{session}-{epoch}-{target_uid[:8]}"
 
 
 def access_name(session: str) -> str:

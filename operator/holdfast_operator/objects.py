@@ -6,7 +6,8 @@ import copy
 from typing import Any
 
 from holdfast_operator import names
-from holdfast_operator.model import Fresh, LeaseSeen, Session
+from holdfast_operator.model import Fresh, LeaseSeen, PodSeen, Session
+from holdfast_operator.moves import CreateCheckpoint
 from holdfast_operator.pods import metadata
 
 Manifest = dict[str, Any]
@@ -83,6 +84,46 @@ def _notes(epoch: int, fresh: Fresh | None) -> dict[str, str]:
     if fresh is not None:
         notes[names.FRESH] = fresh.encode()
     return notes
+
+
+def checkpoint(session: Session, step: CreateCheckpoint, source: PodSeen) -> Manifest:
+    """The order to the agent of the source's node. Its name is one for each target pod, so that
+    an order given twice is one."""
+    target = step.target
+    name = names.checkpoint_name(session.name, step.epoch, target.uid)
+    made = metadata(session, name)
+    made["labels"][names.NODE] = source.node
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": "Checkpoint",
+        "metadata": made,
+        "spec": {
+            "sessionName": session.name,
+            "sessionUID": session.uid,
+            "epoch": step.epoch,
+            "trigger": step.trigger.value,
+            "sourceNode": source.node,
+            "sourcePodUID": source.uid,
+            "image": source.image,
+            "targetNode": target.node,
+            "targetPodUID": target.uid,
+            "volumes": _carried(session),
+            "deadlineSeconds": int((session.spec.get("move") or {}).get("deadlineSeconds", 60)),
+        },
+    }
+
+
+def _carried(session: Session) -> list[str]:
+    """Where the session's container has volumes that live and die with the pod."""
+    pod = (session.spec.get("template") or {}).get("spec") or {}
+    own = {volume["name"] for volume in pod.get("volumes") or () if "emptyDir" in volume}
+    return [
+        mount["mountPath"]
+        for container in pod.get("containers") or ()
+        if container.get("name") == names.SESSION_CONTAINER
+        for mount in container.get("volumeMounts") or ()
+        if mount.get("name") in own and not mount.get("subPath") and not mount.get("subPathExpr")
+    ]
 
 
 def budget(session: Session, epoch: int) -> Manifest:

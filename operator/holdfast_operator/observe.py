@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
-from holdfast_operator import template
-from holdfast_operator.kube import (
+from holdfast_kube.client import (
     ACCOUNTS,
     BINDINGS,
     BUDGETS,
+    CHECKPOINTS,
     LEASES,
     PODS,
     ROLES,
@@ -19,9 +20,19 @@ from holdfast_operator.kube import (
     Api,
     Object,
 )
+from holdfast_operator import template
 from holdfast_operator.memory import Memory
-from holdfast_operator.model import LeaseSeen, Observed, PodSeen, Session, number, owned_by
-from holdfast_operator.names import EPOCH, SESSION_LABEL, Key, access_name
+from holdfast_operator.model import (
+    CheckpointSeen,
+    LeaseSeen,
+    Observed,
+    PodSeen,
+    Session,
+    number,
+    owned_by,
+)
+from holdfast_operator.names import EPOCH, SESSION_LABEL, Key, access_name, checkpoint_name
+from holdfast_operator.nodes import Nodes
 from holdfast_operator.sightings import Sightings
 from holdfast_wire.lease import SHORTEST
 
@@ -35,8 +46,9 @@ class Look:
         sightings: Sightings,
         clock: Callable[[], float],
         wall: Callable[[], datetime],
+        nodes: Nodes,
     ) -> None:
-        self._api, self._sightings = api, sightings
+        self._api, self._sightings, self._nodes = api, sightings, nodes
         self._clock, self._wall = clock, wall
         self._memories: dict[Key, Memory] = {}
 
@@ -83,11 +95,13 @@ class Look:
             memory.high_water,
             lease.epoch if lease and lease.owned else 0,
             int(session.status.get("epoch") or 0),
-            *(pod.epoch for pod in seen_pods if pod.owned),
+            *(pod.epoch for pod in seen_pods if pod.owned and not _waits(pod, lease)),
         )
+        if lease is not None:
+            memory.at_epoch(lease.epoch)
         if session.deleting and memory.deleting_since is None:
             memory.deleting_since = now
-        return Observed(
+        seen = Observed(
             session=session,
             refusal=template.refusal(session.spec),
             lease=lease,
@@ -102,7 +116,24 @@ class Look:
             deleting_since=memory.deleting_since,
             retry_at=memory.retry_at,
             problem=memory.problem,
+            move_retry_at=memory.move_retry_at,
+            move_problem=memory.move_problem,
         )
+        return await self._with_move(seen)
+
+    async def _with_move(self, seen: Observed) -> Observed:
+        """And what a move hangs on: the node, by what the watch showed last, for a move begun or
+        left for that is only late; and the order to the agent."""
+        pod, target = seen.pod, seen.target
+        seen = replace(seen, node=self._nodes.get(pod.node) if pod is not None else None)
+        if target is None or seen.lease is None:
+            return seen
+        session = seen.session
+        name = checkpoint_name(session.name, seen.epoch, target.uid)
+        found = await self._api.get(CHECKPOINTS, session.key.namespace, name)
+        if found is None or not owned_by(found, session.uid):
+            return seen
+        return replace(seen, checkpoint=CheckpointSeen.of(found))
 
     def conflicted(self, key: Key, session: Session) -> None:
         """A compare-and-swap lost: somebody wrote, and the wait begins anew."""
@@ -128,6 +159,11 @@ class Look:
         ours = found if found is not None and owned_by(found, session.uid) else None
         memory.budget = None if ours is None else budget_epoch(ours)
         return memory.budget
+
+
+def _waits(pod: PodSeen, lease: LeaseSeen | None) -> bool:
+    """It was made for a move and has not been granted its epoch."""
+    return pod.restores and lease is not None and lease.owned and lease.epoch == pod.epoch - 1
 
 
 async def _unread() -> None:

@@ -15,6 +15,20 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
+from holdfast_kube.client import (
+    ACCOUNTS,
+    BINDINGS,
+    BUDGETS,
+    CHECKPOINTS,
+    LEASES,
+    PODS,
+    ROLES,
+    SESSIONS,
+    Api,
+    Conflict,
+    Object,
+    Resource,
+)
 from holdfast_operator import names, objects, pods
 from holdfast_operator.decide import (
     AddFinalizer,
@@ -32,19 +46,6 @@ from holdfast_operator.decide import (
     Step,
     TakeOver,
 )
-from holdfast_operator.kube import (
-    ACCOUNTS,
-    BINDINGS,
-    BUDGETS,
-    LEASES,
-    PODS,
-    ROLES,
-    SESSIONS,
-    Api,
-    Conflict,
-    Object,
-    Resource,
-)
 from holdfast_operator.memory import Memory
 from holdfast_operator.model import (
     Cause,
@@ -55,6 +56,7 @@ from holdfast_operator.model import (
     Session,
     owned_by,
 )
+from holdfast_operator.moves import AbandonMove, CancelMove, CreateCheckpoint, CreateTarget
 from holdfast_operator.names import access_name
 from holdfast_operator.settings import Settings
 from holdfast_wire.errors import AlreadyExists, Internal, NotFound
@@ -122,6 +124,21 @@ class Perform:
                 await self._api.delete(
                     SESSIONS, key.namespace, key.name, session.uid, session.version
                 )
+            case _:
+                await self._move(seen, step)
+
+    async def _move(self, seen: Observed, step: Step) -> None:
+        session, source = seen.session, seen.pod
+        namespace = session.key.namespace
+        match step:
+            case CreateTarget(epoch, reason) if source is not None:
+                made = pods.target(session, epoch, source, reason.node, self._settings)
+                await self._own(PODS, session, made, strict=True)
+            case CreateCheckpoint() if source is not None:
+                order = objects.checkpoint(session, step, source)
+                await self._own(CHECKPOINTS, session, order, strict=True)
+            case AbandonMove(target) | CancelMove(target):
+                await self._api.delete(PODS, namespace, target.name, target.uid)
             case _:
                 raise Internal(f"{type(step).__name__} is not performed here")
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast_operator import names, template
-from holdfast_operator.model import Fresh, Session
+from holdfast_operator.model import Fresh, PodSeen, Session
 from holdfast_operator.settings import Settings
 
 Manifest = dict[str, Any]
@@ -30,6 +30,7 @@ TOKEN: Final = "/var/run/secrets/holdfast"  # noqa: S105 - a path
 PROBE_PORT: Final = 7317
 TOKEN_SECONDS: Final = 3607  # what kubelet itself asks for; it renews at 80 %
 GRACE_SECONDS: Final = 30
+RESERVED_PIDS: Final = 300  # below them CRIU works when it restores a session
 USER: Final = 65532  # "nonroot" of distroless images: no user of anybody's
 
 
@@ -84,6 +85,43 @@ def build(session: Session, epoch: int, fresh: Fresh | None, settings: Settings)
         "kind": "Pod",
         "metadata": _metadata(session, epoch, given.get("metadata") or {}),
         "spec": spec,
+    }
+
+
+def target(session: Session, epoch: int, source: PodSeen, to: str, settings: Settings) -> Manifest:
+    """A pod that the session of `source` can arrive in: of the very image it runs, on another node
+    whose agent can restore it."""
+    made = build(session, epoch, None, settings)
+    made["metadata"].setdefault("annotations", {})[names.RESTORE] = str(epoch - 1)
+    spec = made["spec"]
+    _require_node(spec, source.node, to)
+    for container in spec["containers"]:
+        if container["name"] == names.SESSION_CONTAINER and "@sha256:" in source.image:
+            container["image"] = source.image
+    sidecar = spec["initContainers"][-1]
+    sidecar["env"] += _env({"HOLDFAST_RESTORE": str(epoch - 1)})
+    return made
+
+
+def _require_node(spec: Manifest, source: str, to: str) -> None:
+    """Beside what the template asks for: terms are alternatives, so each gets these."""
+    field = {"key": "metadata.name", "operator": "In", "values": [to]} if to else {
+        "key": "metadata.name", "operator": "NotIn", "values": [source]
+    }  # fmt: skip
+    able = {"key": names.AGENT, "operator": "In", "values": ["ready"]}
+    affinity = spec["affinity"] = copy.deepcopy(dict(spec.get("affinity") or {}))
+    nodes = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms = (nodes.get(required) or {}).get("nodeSelectorTerms") or [{}]
+    nodes[required] = {
+        "nodeSelectorTerms": [
+            {
+                **term,
+                "matchExpressions": [*(term.get("matchExpressions") or ()), able],
+                "matchFields": [*(term.get("matchFields") or ()), field],
+            }
+            for term in terms
+        ]
     }
 
 
@@ -142,8 +180,10 @@ def _session(container: Manifest, session: Session, command: list[str]) -> Manif
     # hold gives the command its terminal; kubelet's would be a second one.
     for field in ("args", "tty", "stdin", "stdinOnce"):
         made.pop(field, None)
+    movable = (session.spec.get("move") or {}).get("syscallFilter", True)
     made["command"] = [
-        f"{BIN}/hold", "--socket", f"{HOLD}/hold.sock", "--shared", "--wait", "--", *command,
+        f"{BIN}/hold", "--socket", f"{HOLD}/hold.sock", "--shared", "--wait",
+        "--reserve", str(RESERVED_PIDS), *(["--movable"] if movable else []), "--", *command,
     ]  # fmt: skip
     made["volumeMounts"] = [
         *(made.get("volumeMounts") or ()),

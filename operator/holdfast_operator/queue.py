@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Final, Generic, TypeVar
 
-from holdfast_operator.kube import Overloaded
+from holdfast_kube.client import Overloaded
 from holdfast_wire.errors import HoldfastError
 
 K = TypeVar("K", bound=Hashable)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from holdfast_kube.client import EVENTS, SESSIONS, Api, Conflict, Invalid
 from holdfast_operator import events, log, metrics, status, template
 from holdfast_operator.decide import (
     Bar,
@@ -26,8 +27,8 @@ from holdfast_operator.decide import (
     decide,
 )
 from holdfast_operator.events import Said, Saying
-from holdfast_operator.kube import EVENTS, SESSIONS, Api, Conflict, Invalid
 from holdfast_operator.model import Observed, Problem, Session
+from holdfast_operator.moves import AbandonMove
 from holdfast_operator.names import Key
 from holdfast_operator.observe import Look
 from holdfast_operator.perform import Perform
@@ -93,6 +94,10 @@ class Reconcile:
         session, memory = seen.session, self._look.memory(seen.session)
         self._describe(seen, step)
         await self._announce(seen, step)
+        if isinstance(step, AbandonMove):
+            # Said before the target goes, and with it the way to what its agent said.
+            memory.move_failed(seen.now, step.why, seen.epoch)
+            await self._write_status(replace(seen, move_problem=step.why), step)
         try:
             known = await self._perform(seen, step, memory)
         except Conflict:

@@ -8,9 +8,9 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from holdfast_kube.client import SESSIONS, Api
 from holdfast_operator import log
 from holdfast_operator.contact import Contact
-from holdfast_operator.kube import SESSIONS, Api
 from holdfast_operator.names import Key
 from holdfast_wire.errors import HoldfastError
 

@@ -39,6 +39,8 @@ def phase_of(seen: Observed, step: Step) -> Phase:
         return Phase.LOST
     if not held or not lease.started:
         return Phase.STARTING
+    if seen.checkpoint is not None and seen.checkpoint.phase != "Failed":
+        return Phase.MOVING
     return Phase.FROZEN if lease.annotations.get(names.ACTIVITY) == "frozen" else Phase.RUNNING
 
 

@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
+from holdfast_kube.client import LEASES, Gone, Kube
 from holdfast_operator import log
 from holdfast_operator.contact import Contact
-from holdfast_operator.kube import LEASES, Gone, Kube
 from holdfast_operator.names import SESSION_LABEL, Key
 from holdfast_operator.sightings import Sightings, Urgency
 from holdfast_wire.errors import HoldfastError

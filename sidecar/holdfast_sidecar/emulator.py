@@ -232,6 +232,18 @@ class Emulator:
             self._loop.call_soon_threadsafe(say, self._listener)
 
 
+def rehearse() -> None:
+    """What the library is asked for the first time takes it a quarter of a second in all. Done
+    ahead where a session is awaited that stands still meanwhile."""
+    terminal = Terminal(20, 4, 4)
+    terminal.on_reply(lambda _data: None, "")
+    terminal.feed(b"\x1b[1mwarm\r\n\n\n\n\n")
+    state = terminal.encode()
+    again = terminal if state is None else Terminal.decode(state, 4)
+    snapshot.take(again or terminal, History())
+    terminal.compress()
+
+
 def recover(ring: Ring, path: Path, size: tuple[int, int], scrollback: int) -> tuple[Terminal, int]:
     """The terminal as it stood when the last sidecar went, and the seq it stands at.
 

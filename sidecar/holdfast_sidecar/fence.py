@@ -3,7 +3,8 @@
 Acts on what `holdfast_wire.lease` decides. Invariants: hold gets a deadline only from a renewal
 that the API acknowledged, counted from when it was sent; the command starts only after the first;
 whatever says that the Lease is not ours freezes the session at once, and only a later acknowledged
-renewal thaws it.
+renewal thaws it. An offer may stand from before it is first sent until a renewal without it is
+acknowledged: every write is a compare-and-swap, so none that was sent before can land after that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from holdfast_sidecar.hold import HoldError
 from holdfast_sidecar.kube import Answer, ApiError, same_object
-from holdfast_wire.lease import Epoch, Holder, Record, Renewal, Standing
+from holdfast_wire.lease import Epoch, Holder, Record, Renewal, Standing, Taker, Taking
 
 PREFIX: Final = "holdfast.dev/"
 _OK, _NOT_FOUND = 200, 404
@@ -27,15 +28,23 @@ _NOT_DONE: Final = (401, 403, 429)
 _NS: Final = 1_000_000_000
 # After a request that failed: soon, then less so, but always often enough for the deadline.
 _RETRY_SECONDS: Final = 0.25
+# While an offer is taken everything stands still; a conflict is only the holder's own renewal.
+_TAKE_SECONDS: Final = 0.02
 # What the session does is asked of hold, which may be busy; a renewal does not wait longer for it.
 _FACTS_SECONDS: Final = 0.5
 _DIGITS: Final = 18  # of an epoch; no session is moved so often
+_OFFER: Final = (PREFIX + "offer", PREFIX + "offered")
+NO_OFFER: Final = ("", "")
 
 Facts = Callable[[], Awaitable[dict[str, str]]]
 
 
 class Superseded(Exception):
     """Another incarnation has the Lease, or will: this one must never run again."""
+
+
+class Gone(Exception):
+    """There is no such offer, or no longer."""
 
 
 class Guard(Protocol):
@@ -63,7 +72,14 @@ def record_of(lease: dict[str, Any]) -> Record:
         epoch=Epoch(epoch),
         holder=str(spec.get("holderIdentity") or ""),
         released=_number(notes.get(PREFIX + "released")) == epoch > 0,
+        offer=str(notes.get(_OFFER[0]) or ""),
+        offered=str(notes.get(_OFFER[1]) or ""),
     )
+
+
+def _offer_in(lease: dict[str, Any]) -> tuple[str, str]:
+    record = record_of(lease)
+    return record.offer, record.offered
 
 
 def _mapping(value: object) -> dict[str, Any]:
@@ -97,6 +113,20 @@ class Fence:
         self._last_complaint = ""
         self._failures = 0
         self._soon = asyncio.Event()
+        self._wanted: tuple[str, str] | None = None  # the offer; None: as it is found
+        self._offered = False
+        self._waiting: list[asyncio.Future[tuple[str, str] | None]] = []
+        self._superseded: Superseded | None = None
+
+    @property
+    def offered(self) -> bool:
+        """Whether an offer may stand: until it does not, nothing may go on here."""
+        return self._offered
+
+    @property
+    def offer_found(self) -> tuple[str, str]:
+        """The offer in the Lease last seen: the pod, and the offer's name."""
+        return NO_OFFER if self._lease is None else _offer_in(self._lease)
 
     @property
     def standing(self) -> Standing:
@@ -115,6 +145,14 @@ class Fence:
 
     async def keep(self, facts: Facts) -> None:
         """Renews for ever. Ends only by `Superseded`."""
+        try:
+            await self._keep(facts)
+        except Superseded as error:
+            self._superseded = error
+            self._heard(None)
+            raise
+
+    async def _keep(self, facts: Facts) -> None:
         timing = self._holder.timing
         due = self._clock() + timing.renew_every
         while True:
@@ -129,6 +167,34 @@ class Fence:
             with contextlib.suppress(HoldError):  # who serves the session hears of that too
                 renewed = await self._step()
             due = sent + (timing.renew_every if renewed else self._pause())
+
+    async def offer(self, pod: str, name: str) -> None:
+        """Returns when the API has the offer. While `keep` runs, as is `withdraw`."""
+        await self._agreed((pod, name))
+
+    async def withdraw(self) -> None:
+        """Returns when the Lease is ours and has no offer; `Superseded` if it was taken."""
+        await self._agreed(NO_OFFER)
+
+    async def _agreed(self, wanted: tuple[str, str]) -> None:
+        """Only what a renewal was acknowledged with counts, never what a read showed."""
+        self._wanted = wanted
+        while self._wanted == wanted:
+            if self._superseded is not None:
+                raise Superseded(str(self._superseded))
+            heard: asyncio.Future[tuple[str, str] | None]
+            heard = asyncio.get_running_loop().create_future()
+            self._waiting.append(heard)
+            self._soon.set()
+            if await heard == wanted:
+                return
+        raise Gone("it is to be otherwise meanwhile")
+
+    def _heard(self, acknowledged: tuple[str, str] | None) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(acknowledged)
+        self._waiting.clear()
 
     async def release(self, **notes: str) -> None:
         """Everything has ended: say how, and give the Lease back for good."""
@@ -149,6 +215,65 @@ class Fence:
             return timing.renew_every  # frozen already: nothing to hurry for
         later = _RETRY_SECONDS * (1 << min(self._failures - 1, 8))
         return min(later, timing.renew_every / 2)
+
+    # -- an offer, for whom it is made ------------------------------------------------------------
+
+    async def look(self) -> Standing:
+        """Reads, and does nothing else: whether this is ours already. ApiError, TimeoutError."""
+        async with asyncio.timeout(self._holder.timing.request_timeout):
+            await self._read()
+        record = None if self._lease is None else record_of(self._lease)
+        return self._holder.standing(record)
+
+    async def take(self, taker: Taker) -> None:
+        """Returns when the Lease is ours and hold knows until when, `Gone` when it never will be.
+        As long as neither is known, it goes on asking."""
+        attempts = 0
+        while await self._taken(taker) is not Taking.TAKEN:
+            pause = min(_TAKE_SECONDS * (1 << min(attempts, 8)), self._holder.timing.renew_every)
+            attempts += 1
+            await asyncio.sleep(pause)
+        self._wanted = NO_OFFER
+        if self._standing is not Standing.HELD:  # it landed, but its answer did not
+            await self.acquire()
+
+    async def _taken(self, taker: Taker) -> Taking:
+        """One attempt. TAKE: it may or may not have been taken, and a read will tell."""
+        until = asyncio.get_running_loop().time() + self._holder.timing.request_timeout
+        try:
+            async with asyncio.timeout_at(until):
+                if self._lease is None:
+                    await self._read()
+            record = None if self._lease is None else record_of(self._lease)
+            taking = taker.saw(record)
+            if taking is Taking.GONE or self._lease is None:
+                raise Gone("the Lease is not, or no longer, offered to this pod")
+            if self._owner not in _owners(self._lease):
+                raise Gone("the Lease is another Session's")
+            taken = taking is Taking.TAKE and await self._write(
+                self._lease, self._won(self._lease), until
+            )
+            return Taking.TAKEN if taken else taking
+        except TimeoutError:
+            self._doubt("the API does not answer in time")
+        except ApiError as error:
+            self._doubt(str(error))
+        except HoldError as error:
+            self._doubt(f"hold was not told its deadline: {error.message}")
+            if error.code == "lost":
+                raise
+        return Taking.TAKE
+
+    def _won(self, lease: dict[str, Any]) -> dict[str, Any]:
+        """The Lease for this epoch: of the former incarnation's notes nothing is kept."""
+        epoch = self._holder.epoch
+        kept = _mapping(lease["metadata"].get("annotations"))
+        notes = {key: text for key, text in kept.items() if not key.startswith(PREFIX)}
+        own = {"epoch": epoch, "started": epoch, "moved": epoch - 1}
+        notes |= {PREFIX + name: str(number) for name, number in own.items()}
+        new = {**lease, "metadata": {**lease["metadata"], "annotations": notes}}
+        self._wanted = NO_OFFER
+        return self._renewed(new, release=False)
 
     # -- one attempt ------------------------------------------------------------------------------
 
@@ -180,31 +305,44 @@ class Fence:
         if standing not in (Standing.HELD, Standing.VACANT) or self._lease is None:
             self._lease = None  # look again the next time
             return False
-        before = record_of(self._lease).version
+        return await self._write(self._lease, self._renewed(self._lease, release), until, release)
+
+    async def _write(
+        self, before: dict[str, Any], after: dict[str, Any], until: float, release: bool = False
+    ) -> bool:
+        self._offered = self._offered or bool(record_of(after).offer)
         renewal = self._holder.send(self._clock())
         async with asyncio.timeout_at(until):
-            answer = await self._api.put(self._path, self._renewed(self._lease, release))
-        if not self._took(answer, before, release):
+            answer = await self._api.put(self._path, after)
+        if not self._took(answer, before, after, release):
             self._doubt(_reason(answer), done=answer.status not in _NOT_DONE)
             return False
         self._lease = _kept(answer.body)
+        self._offered = bool(record_of(self._lease).offer)
         if not release:
             await self._acknowledged(renewal)
         return True
 
-    def _took(self, answer: Answer, before: str, release: bool) -> bool:
+    def _took(
+        self, answer: Answer, before: dict[str, Any], after: dict[str, Any], release: bool
+    ) -> bool:
         """Whether the store took what was sent: a version that did not change is no renewal, since
         that is all the operator goes by."""
         if answer.status != _OK or not same_object(self._path, answer.body):
             return False
         record = record_of(answer.body)
         wanted = Standing.RELEASED if release else Standing.HELD
-        return self._holder.standing(record) is wanted and record.version not in ("", before)
+        return (
+            self._holder.standing(record) is wanted
+            and record.version not in ("", record_of(before).version)
+            and _offer_in(answer.body) == _offer_in(after)
+        )
 
     async def _read(self) -> None:
         answer = await self._api.get(self._path)
         if answer.status == _OK and same_object(self._path, answer.body):
             self._lease = _kept(answer.body)
+            self._offered = self._offered or bool(record_of(self._lease).offer)
         elif answer.status == _NOT_FOUND and answer.body.get("reason") == "NotFound":
             self._lease = None
         else:
@@ -224,9 +362,7 @@ class Fence:
 
     def _is_anothers(self, lease: dict[str, Any]) -> bool:
         """Of a Session made again under the same name, whose epochs count from one again."""
-        owners = lease["metadata"].get("ownerReferences")
-        listed = [_mapping(owner) for owner in owners] if isinstance(owners, list) else []
-        uids = {owner.get("uid") for owner in listed if owner.get("kind") == "Session"}
+        uids = _owners(lease)
         return bool(uids) and self._owner not in uids
 
     async def _fence(self) -> None:
@@ -242,6 +378,7 @@ class Fence:
         await self._guard.deadline(int(deadline * _NS))
         self._last_complaint, self._failures = "", 0
         self._standing, self._fenced = Standing.HELD, False
+        self._heard(self.offer_found)
 
     def _doubt(self, why: str, done: bool = True) -> None:
         """The last attempt may have been done, and only a read can tell; or it was not."""
@@ -254,7 +391,11 @@ class Fence:
     def _renewed(self, lease: dict[str, Any], release: bool) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         metadata, spec = dict(lease["metadata"]), dict(_mapping(lease.get("spec")))
-        metadata["annotations"] = {**_mapping(metadata.get("annotations")), **self._notes}
+        notes = {**_mapping(metadata.get("annotations")), **self._notes}
+        wanted = NO_OFFER if release else self._wanted
+        if wanted is not None:
+            notes |= dict(zip(_OFFER, wanted, strict=True))
+        metadata["annotations"] = {k: v for k, v in notes.items() if v or k not in _OFFER}
         if spec.get("holderIdentity") != self._holder.identity:
             spec["acquireTime"] = now
             transitions = spec.get("leaseTransitions")
@@ -262,6 +403,12 @@ class Fence:
         spec["holderIdentity"] = "" if release else self._holder.identity
         spec["renewTime"] = now
         return {**lease, "metadata": metadata, "spec": spec}
+
+
+def _owners(lease: dict[str, Any]) -> set[object]:
+    owners = lease["metadata"].get("ownerReferences")
+    listed = [_mapping(owner) for owner in owners] if isinstance(owners, list) else []
+    return {owner.get("uid") for owner in listed if owner.get("kind") == "Session"}
 
 
 def _kept(body: dict[str, Any]) -> dict[str, Any]:

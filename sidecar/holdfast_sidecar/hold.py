@@ -32,8 +32,9 @@ _CONNECT_PAUSE = 0.1
 
 class HoldError(Exception):
     """`code` is hold's own (refused, busy, expired, ending, incomplete, running, frozen,
-    no_foreground, not_started, started, cannot_start, bad_request), or `absent` (nobody listens)
-    or `lost` (the link broke). With cannot_start, `exit_code` is what hold exits with."""
+    no_foreground, not_started, started, cannot_start, cannot_adopt, bad_request), or `absent`
+    (nobody listens) or `lost` (the link broke). With cannot_start, `exit_code` is what hold exits
+    with."""
 
     def __init__(self, code: str, message: str, exit_code: int | None = None) -> None:
         super().__init__(f"{code}: {message}")
@@ -46,6 +47,7 @@ class EventKind(Enum):
     EXITED = "exited"
     FROZEN = "frozen"
     THAWED = "thawed"
+    LEAVING = "leaving"  # hold was told to go, and gives the session time to be moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class HoldEvent:
     by: str | None = None  # FROZEN: "request", "deadline"; EXITED: "itself", "end", "term"
     code: int | None = None  # EXITED: one of these two
     signal: int | None = None
+    milliseconds: int | None = None  # LEAVING: how long
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class HoldStatus:
     started: bool = True  # false: it waits for `start`
     nonce: str = ""  # names this hold; as PID 1 it keeps it from the session's processes
     by: str | None = None  # once exited: "itself", "end" or "term"
+    movable: bool = False  # it keeps the session from what cannot be checkpointed
+    lingering: bool = False  # between `leaving` and the end that follows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +252,8 @@ class HoldLink:
             kind = EventKind(packet["event"])
         except ValueError:
             return  # a newer hold may tell more than we know
-        event = HoldEvent(kind, packet.get("by"), packet.get("code"), packet.get("signal"))
+        details = (packet.get(key) for key in ("by", "code", "signal", "milliseconds"))
+        event = HoldEvent(kind, *details)
         if self._on_event is not None:
             self._on_event(event)
 

@@ -6,6 +6,7 @@ bytes belong to hold, so a sidecar killed at any moment, also inside that call, 
 what has been typed and what has not; its successor goes on from there.
 
     0       the origin: the position of the first byte of data
+    8       where it was sealed: every byte before this position counts, with a record or without
     4096    the records of the last inputs, each in a slot; stored before the data they are about
     266240  data
 
@@ -13,6 +14,9 @@ Positions count all bytes ever put in, from the session's first. Invariant: what
 and end belongs to inputs that have a record, or to nobody (a terminal's own answers). A file
 without data has been typed to its end, whatever the offset: that is how it is emptied in steps
 without a moment in which a kill would do harm.
+
+A session that is moved takes its outbox along in a file of the same form, emptied of what has been
+typed; `load` puts it into another hold's.
 """
 
 from __future__ import annotations
@@ -21,9 +25,11 @@ import os
 import struct
 from typing import Final, NamedTuple
 
+from holdfast_wire.errors import Internal
 from holdfast_wire.ids import Actor, ClientId
 
-_ORIGIN: Final = struct.Struct("<Q")
+_WORD: Final = struct.Struct("<Q")
+_SEALED_AT: Final = 8
 _SLOTS_AT: Final = 4096
 _SLOT: Final = 4096  # a key and names at their longest take a quarter
 SLOTS: Final = 64
@@ -61,12 +67,32 @@ def _parsed(line: bytes) -> Record:
     )  # fmt: skip
 
 
+def _word(descriptor: int, at: int) -> int:
+    stored = os.pread(descriptor, _WORD.size, at)
+    return int(_WORD.unpack(stored)[0]) if len(stored) == _WORD.size else 0
+
+
+def load(descriptor: int, saved: bytes) -> None:
+    """What `Outbox.saved` gave, into a hold's own file, from which nothing was typed yet. It may be
+    done again after a kill, as long as that is so."""
+    if len(saved) < _DATA:
+        raise Internal("the saved outbox is cut short")
+    origin, sealed = (_WORD.unpack_from(saved, at)[0] for at in (0, _SEALED_AT))
+    if sealed - origin != len(saved) - _DATA:
+        raise Internal("the saved outbox is damaged")
+    os.ftruncate(descriptor, 0)
+    done = 0
+    while done < len(saved):
+        done += os.pwrite(descriptor, saved[done:], done)
+    os.lseek(descriptor, _DATA, os.SEEK_SET)
+
+
 class Outbox:
     def __init__(self, descriptor: int, recorded: int) -> None:
         """`recorded` is the position after the last input that has a record."""
         self._file = descriptor
-        stored = os.pread(descriptor, _ORIGIN.size, 0)
-        self._origin = _ORIGIN.unpack(stored)[0] if len(stored) == _ORIGIN.size else 0
+        self._origin, sealed = _word(descriptor, 0), _word(descriptor, _SEALED_AT)
+        recorded = max(recorded, sealed)
         offset = os.lseek(descriptor, 0, os.SEEK_CUR)
         size = os.fstat(descriptor).st_size
         if size <= _DATA or offset > size:
@@ -83,7 +109,7 @@ class Outbox:
         os.ftruncate(self._file, _DATA)
         os.lseek(self._file, _DATA, os.SEEK_SET)
         self._origin = self.end
-        os.pwrite(self._file, _ORIGIN.pack(self._origin), 0)
+        os.pwrite(self._file, _WORD.pack(self._origin), 0)
 
     @property
     def waiting(self) -> int:
@@ -114,6 +140,19 @@ class Outbox:
         except OSError:  # nobody has the terminal open: there is no one to read it
             self.typed = self.end
             self._empty()
+
+    def seal(self) -> None:
+        """All that is in it counts, also what has no record: a kill from here on loses nothing."""
+        os.pwrite(self._file, _WORD.pack(self.end), _SEALED_AT)
+
+    def saved(self) -> bytes:
+        """The whole of it, without what has been typed."""
+        head = bytearray(_SLOTS_AT)
+        _WORD.pack_into(head, 0, self.typed)
+        _WORD.pack_into(head, _SEALED_AT, self.end)
+        table = os.pread(self._file, SLOTS * _SLOT, _SLOTS_AT).ljust(SLOTS * _SLOT, b"\0")
+        data = os.pread(self._file, self.waiting, _DATA + self.typed - self._origin)
+        return bytes(head) + table + data
 
     def close(self) -> None:
         os.close(self._file)

@@ -4,6 +4,9 @@
     → the command ends  →  how it ended goes into the Lease, which is given back  →  hold goes
 
 Never the command without the Lease, and never the Lease given back while anything runs.
+
+With HOLDFAST_RESTORE the session comes from another pod (`arrival.py`); from any pod it may go to
+another (`departure.py`). The agent that carries it asks at agent.sock (`agent.py`).
 """
 
 from __future__ import annotations
@@ -17,21 +20,24 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
-from holdfast_sidecar import probe, snapshot, spec
+from holdfast_sidecar import agent, probe, sealed, spec, words
+from holdfast_sidecar.agent import AgentError
+from holdfast_sidecar.arrival import Arrival, settle_in
+from holdfast_sidecar.departure import Departure
 from holdfast_sidecar.fence import Fence, Superseded
 from holdfast_sidecar.hold import HoldError, HoldEvent, HoldLink, HoldStatus
 from holdfast_sidecar.kube import Api, ApiError
 from holdfast_sidecar.runner import Sidecar, log
-from holdfast_sidecar.session import Exit, Session
+from holdfast_sidecar.session import Exit
 from holdfast_wire.errors import BadRequest, HoldfastError
 from holdfast_wire.ids import session_name, terminal_size
-from holdfast_wire.lease import Epoch, Holder, Timing
+from holdfast_wire.lease import Epoch, Holder, Standing, Taker, Timing
 
 _LOOK_FOR_HOLD_SECONDS: Final = 0.02
 # hold answers at once unless it is busy freezing, which takes 3 s at most.
@@ -41,11 +47,7 @@ _HOLD_SECONDS: Final = 10.0
 _IMPOSTOR_SECONDS: Final = 1.0
 # The state of an idle session is looked at this often; where something was printed, each time.
 _LOOK_SECONDS: Final = 30.0
-# What of the screen stays readable in the Session's status.
-_LAST_LINES: Final = 20
-_LAST_BYTES: Final = 4096
 _REMAINS_SECONDS: Final = 0.05
-_CAUSES: Final = {"term": "terminated", "killed": "killed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Settings:
     run: Path
     credentials: Path
     probe_port: int
+    restore: bool
 
     @classmethod
     def read(cls, env: dict[str, str]) -> Settings:
@@ -82,6 +85,7 @@ class Settings:
         name = session_name(env["HOLDFAST_SESSION"])
         columns, rows = terminal_size(int(env["HOLDFAST_COLUMNS"]), int(env["HOLDFAST_ROWS"]))
         epoch = Epoch(int(env["HOLDFAST_EPOCH"]))
+        restore = bool(env.get("HOLDFAST_RESTORE"))
         return cls(
             session=spec.Spec(
                 name=name,
@@ -91,7 +95,7 @@ class Settings:
                 columns=columns,
                 rows=rows,
                 scrollback=int(env["HOLDFAST_SCROLLBACK"]),
-                created=_created(state / "created"),
+                created=0.0 if restore else _created(state / "created"),
                 epoch=epoch,
             ),
             session_uid=env["HOLDFAST_SESSION_UID"],
@@ -105,6 +109,7 @@ class Settings:
             run=Path(env.get("HOLDFAST_RUN", "/run/holdfast")),
             credentials=Path(env.get("HOLDFAST_CREDENTIALS", "/var/run/secrets/holdfast")),
             probe_port=int(env.get("HOLDFAST_PROBE_PORT", probe.PORT)),
+            restore=restore,
         )
 
     @property
@@ -124,10 +129,11 @@ def _created(path: Path) -> float:
 class PodSidecar:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._sidecar = Sidecar(settings.state, settings.session)
-        self._sidecar.session.exec_folder = settings.hold_socket.parent / "exec"
-        self._sidecar.session.exec_readable_by_all = True
-        self._sidecar.session.outlives_its_pod = True
+        # In a pod that waits for a session there is nothing to open yet.
+        self._made = None if settings.restore else self._open(settings.session)
+        self._arrival: Arrival | None = None
+        self._departure: Departure | None = None
+        self._quit: Callable[[], object] = lambda: None  # before anything is served
         self._looked_at, self._looked_when = -1, -_LOOK_SECONDS
         self._facts: dict[str, str] = {}
         self._serving = False
@@ -136,6 +142,27 @@ class PodSidecar:
         self._vanished = False  # and it is gone
         self._speaking = False  # its last words, into the Lease
         self._told_to_go = False
+
+    def _open(self, asked: spec.Spec) -> Sidecar:
+        sidecar = Sidecar(self._settings.state, asked)
+        sidecar.session.exec_folder = self._settings.hold_socket.parent / "exec"
+        sidecar.session.exec_readable_by_all = True
+        sidecar.session.outlives_its_pod = True
+        return sidecar
+
+    def _reopen(self) -> Sidecar:
+        """The session that came from elsewhere. It is the same stream, whatever epoch this is."""
+        told = sealed.load(self._settings.state)
+        if not told.session_id.startswith(f"{self._settings.session_uid}."):
+            raise BadRequest(f"the files are of session {told.session_id}")
+        same = replace(self._settings.session, id=told.session_id, created=told.created)
+        return self._open(same)
+
+    @property
+    def _sidecar(self) -> Sidecar:
+        if self._made is None:
+            raise AssertionError("no session has come here yet")
+        return self._made
 
     async def run(self) -> None:
         settings = self._settings
@@ -148,12 +175,24 @@ class PodSidecar:
         identity = f"{settings.pod_uid}/{digest}"
         holder = Holder(settings.timing, identity, settings.epoch)
         fence = Fence(api, settings.lease_path, settings.session_uid, holder, hold, log)
+        if settings.restore:
+            taker = Taker(settings.pod_uid, identity, settings.epoch)
+            self._arrival = Arrival(self._reopen, hold, fence, taker, settings.state)
+        agents = await agent.serve(settings.state / "agent.sock", self._asked)
         try:
-            await self._begin(hold, status, fence)
+            if self._arrival is not None:
+                self._made = await self._arrival.wait()
+                _write_epoch(settings.run, settings.epoch)
+                self._arrival.answer(self._made)
+                status = await hold.status()
+            if fence.standing is not Standing.HELD:
+                await self._begin(hold, status, fence)
             await self._serve(hold, fence)
         except Superseded as error:
             await self._give_up(hold, error)
         finally:
+            agents.close()
+            (settings.state / "agent.sock").unlink(missing_ok=True)
             server.close()
             api.close()
             hold.close()
@@ -161,14 +200,16 @@ class PodSidecar:
     def _obey_signals(self) -> None:
         """kubelet sends SIGTERM when the session's container is gone, or never came."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if task is not None:
+            self._quit = task.cancel
 
         def go() -> None:
             if self._speaking:  # kubelet gives us time; whoever comes next would have to wait
                 self._told_to_go = True
             elif self._serving:
                 self._sidecar.stop()
-            elif task is not None:
-                task.cancel()
+            else:
+                self._quit()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, go)
@@ -194,8 +235,8 @@ class PodSidecar:
             await asyncio.sleep(_LOOK_FOR_HOLD_SECONDS)
 
     def _heard(self, event: HoldEvent) -> None:
-        if self._met:
-            self._sidecar.event(event)
+        if self._met and self._made is not None:
+            self._made.event(event)
 
     def _lost(self) -> None:
         """If nobody listens any more, hold is dead, and as PID 1 it took everything along. If
@@ -208,12 +249,16 @@ class PodSidecar:
                 probing.connect(str(self._settings.hold_socket))
             except (ConnectionRefusedError, FileNotFoundError):
                 self._vanished = True
-                self._sidecar.lost()
-                return
             except OSError:
                 pass
-        log("the link to hold broke; starting again")
-        self._sidecar.stop()
+        if not self._vanished:
+            log("the link to hold broke; starting again")
+        if self._made is None:  # nothing has come here, and nothing can come now
+            self._quit()
+        elif self._vanished:
+            self._made.lost()
+        else:
+            self._made.stop()
 
     async def _begin(self, hold: HoldLink, status: HoldStatus, fence: Fence) -> None:
         settings, session = self._settings, self._sidecar.session
@@ -222,7 +267,7 @@ class PodSidecar:
             _write_epoch(settings.run, settings.epoch)
             if not status.started:
                 if settings.notice and session.ring.head == 0:
-                    session.ring.append(_banner(settings.notice))
+                    session.ring.append(words.banner(settings.notice))
                 while not await self._started(hold):
                     await fence.acquire()
         except HoldError as error:
@@ -251,12 +296,47 @@ class PodSidecar:
             # Before it began nothing of the session's can be lost by beginning elsewhere.
             how = Exit(None, None, "killed" if status.started else "term")
             await asyncio.sleep(self._settings.timing.settle)
-            await fence.release(exit=_note(how, []))
+            await fence.release(exit=words.exit_note(how, []))
         else:
             raise error  # only the link broke: the next sidecar makes another
         raise Superseded(error.message) from error
 
+    async def _asked(self, body: agent.Body) -> agent.Body:
+        """By the node's agent."""
+        what, departure = body.get("do"), self._departure
+        if what == "status":
+            return self._standing()
+        if what == "commit":
+            if self._arrival is None or self._given_up:
+                raise AgentError("refused", "this pod waits for no session")
+            if departure is not None:  # by the sidecar before this one, whose answer was lost
+                return {"seq": self._sidecar.session.ring.head}
+            return await self._arrival.commit(body)
+        if what not in ("park", "seal", "unpark"):
+            raise AgentError("bad_request", "ask: status, park, seal, unpark, commit")
+        if departure is None or self._sidecar.requests is None:
+            raise AgentError("not_serving", "no session is served here now")
+        if what == "park":
+            return await departure.park(body)
+        return await (departure.seal(body) if what == "seal" else departure.unpark(body))
+
+    def _standing(self) -> agent.Body:
+        session = None if self._made is None else self._made.session
+        return {
+            "parked": session is not None and session.parked,
+            "offered": self._departure is not None and self._departure.offered,
+            "serving": self._serving,
+            "epoch": self._settings.epoch,
+            "seq": 0 if session is None else session.ring.head,
+        }
+
     async def _serve(self, hold: HoldLink, fence: Fence) -> None:
+        settings = self._settings
+        self._departure = departure = Departure(
+            self._sidecar, fence, settings.state, settings.epoch, settings.pod_uid
+        )
+        if settings.restore:
+            settle_in(self._sidecar, settings.state, settings.epoch)
         self._serving = True
 
         async def keep() -> None:
@@ -272,13 +352,16 @@ class PodSidecar:
             self._speaking = True
             await self._nothing_runs(hold)
             keeping.cancel()
-            if how.by in _CAUSES:  # somebody may follow us: what is under way must have arrived
+            if (
+                how.by in words.CAUSES
+            ):  # somebody may follow us: what is under way must have arrived
                 await asyncio.sleep(self._settings.timing.settle)
             try:
-                lines = await _lines(self._sidecar.session)
-                await fence.release(exit=_note(how, lines))
+                lines = await words.last_lines(self._sidecar.session)
+                await fence.release(exit=words.exit_note(how, lines))
             except Superseded as error:
                 log(f"nobody wants to know how it ended: {error}")
+                self._told_to_go = True
             self._speaking = False
             if self._told_to_go:
                 with contextlib.suppress(HoldError):
@@ -287,7 +370,10 @@ class PodSidecar:
 
         async with asyncio.TaskGroup() as tasks:
             keeping = tasks.create_task(keep())
-            await self._sidecar.run(hold, last_words)
+            try:
+                await self._sidecar.run(hold, last_words)
+            finally:
+                departure.close()
             keeping.cancel()
 
     async def _nothing_runs(self, hold: HoldLink) -> None:
@@ -304,6 +390,8 @@ class PodSidecar:
     async def _give_up(self, hold: HoldLink, error: Superseded) -> None:
         """Nothing of this incarnation may run again. hold goes when its end has been collected."""
         self._given_up = True
+        if self._made is not None:
+            self._made.turn_away()
         log(f"this incarnation ({self._settings.epoch}) is over: {error}")
         with contextlib.suppress(HoldError):
             await hold.end(0)
@@ -335,42 +423,6 @@ def _same(path: Path, nonce: str) -> bool:
         new.write_text(nonce)
         new.rename(path)
     return path.read_text() == nonce
-
-
-async def _lines(session: Session) -> list[str]:
-    return await session.emulator.call(
-        lambda terminal, _seq: _last_lines(snapshot.text(terminal, scrollback=True)),
-        session.ring.head,
-    )
-
-
-def _note(how: Exit, lines: list[str]) -> str:
-    body: dict[str, Any] = {
-        **how.to_json(),
-        "cause": _CAUSES.get(how.by or "", "exited"),
-        "at": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        "lines": lines,
-    }
-    return json.dumps(body, ensure_ascii=False)
-
-
-def _last_lines(text: str) -> list[str]:
-    lines: list[str] = []
-    size = 0
-    for line in reversed(text.rstrip().split("\n")[-_LAST_LINES:]):
-        clean = "".join(c for c in line if c.isprintable()).rstrip()
-        if not lines:  # rather the beginning of one long line than nothing
-            clean = clean.encode()[: _LAST_BYTES - 1].decode(errors="ignore")
-        size += len(clean.encode()) + 1
-        if size > _LAST_BYTES:
-            break
-        lines.append(clean)
-    return lines[::-1]
-
-
-def _banner(notice: str) -> bytes:
-    clean = "".join(c for c in notice if c.isprintable())[:1000]
-    return f"\x1b[0;7m holdfast \x1b[0;1m {clean}\x1b[0m\r\n".encode()
 
 
 def _write_epoch(folder: Path, epoch: Epoch) -> None:

@@ -35,7 +35,12 @@ class Pty:
     """`on_output` is called after bytes came in."""
 
     def __init__(
-        self, master: int, outbox: Outbox, ring: Ring, on_output: Callable[[], None]
+        self,
+        master: int,
+        outbox: Outbox,
+        ring: Ring,
+        on_output: Callable[[], None],
+        sealed: bool = False,
     ) -> None:
         self._master, self.outbox, self._ring = master, outbox, ring
         self._on_output = on_output
@@ -45,12 +50,14 @@ class Pty:
         self._retry: asyncio.TimerHandle | None = None
         self.reading = False
         self.hung_up = False
+        self.sealed = sealed
+        """While it is, nothing is read and nothing typed."""
         os.set_blocking(master, False)
 
     # -- output -----------------------------------------------------------------------------------
 
     def start_reading(self) -> None:
-        if not self.reading:
+        if not self.reading and not self.sealed:
             self.reading = True
             self._loop.add_reader(self._master, self._readable)
 
@@ -94,6 +101,31 @@ class Pty:
         self._ring.commit()
         self._on_output()
 
+    def seal(self) -> None:
+        """Whoever could print is stopped: everything that waits in the PTY, now, and no more."""
+        self.stop_reading()
+        if self._retry is not None:
+            self._retry.cancel()
+        self.sealed = True
+        self._push()
+        until = self._ring.head + BATCH  # several times what the kernel keeps
+        try:
+            while self._ring.fill(self._master):
+                if self._ring.head > until:
+                    raise Busy("the session goes on printing", "freeze it first")
+        except BlockingIOError:
+            pass  # it is empty
+        except OSError as error:
+            if error.errno != errno.EIO:  # that is: nobody has it open
+                raise
+        self._ring.commit()
+        self._on_output()
+
+    def unseal(self) -> None:
+        self.sealed = False
+        self.start_reading()
+        self._push()
+
     # -- input ------------------------------------------------------------------------------------
 
     def check_room(self, length: int) -> None:
@@ -120,14 +152,16 @@ class Pty:
                 self._readable()
 
     def _push(self) -> None:
-        self.outbox.push(self._master)
+        if not self.sealed:
+            self.outbox.push(self._master)
         while self._waiting and self._waiting[0][0] <= self.outbox.typed:
             self._waiting.popleft()[1]()
-        if self.outbox.waiting and not self._pushing:
+        pushing = self.outbox.waiting > 0 and not self.sealed
+        if pushing and not self._pushing:
             self._loop.add_writer(self._master, self._push)
-        elif self._pushing and not self.outbox.waiting:
+        elif self._pushing and not pushing:
             self._loop.remove_writer(self._master)
-        self._pushing = bool(self.outbox.waiting)
+        self._pushing = pushing
 
     # -- the terminal itself ----------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ Body = dict[str, Any]
 # Leaves room for the JSON around it in one frame.
 _MAX_TEXT: Final = MAX_PAYLOAD - (64 << 10)
 _MAX_GRACE: Final = 3600.0
+# Not while the session is being moved: what they did here might not have been done there.
+_ACTING: Final = frozenset(("send", "exec", "take", "freeze", "thaw", "signal", "end"))
 
 
 class Asker(NamedTuple):
@@ -84,6 +86,8 @@ class Requests:
         if handler is None:
             known = ", ".join(self._kinds)
             raise BadRequest(f"{str(kind)[:40]!r} is not a request", f"there are: {known}")
+        if kind in _ACTING and self._session.exit is None:
+            self._session.check_here()
         try:
             return await handler(asker, body)
         except HoldError as error:

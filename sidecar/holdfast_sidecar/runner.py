@@ -46,6 +46,7 @@ class Sidecar:
         self._frozen = False
         self.session = Session(asked, folder)
         self.requests: Requests | None = None
+        self._server: Server | None = None
 
     def stop_on_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -66,6 +67,7 @@ class Sidecar:
         requests.frozen = self._frozen
         await requests.state()
         server = Server(session, requests, self._folder / "sidecar.sock", self._look.set)
+        self._server = server
         if status.exited:
             self._ended(Exit(status.code, status.signal, status.by))
         log(f"serving {session.spec.name} from seq {session.ring.head}")
@@ -81,11 +83,26 @@ class Sidecar:
             hold.close()
             session.close()
 
+    def unpark(self) -> None:
+        """The session stays here, with what was typed meanwhile."""
+        self.session.unpark()
+        if self._server is not None:
+            self._server.stayed()
+
+    def turn_away(self) -> None:
+        """The session is another's: who is attached looks it up again, and finds it there."""
+        self.session.superseded = True
+        if self._server is not None:
+            self._server.close()
+
     # -- what hold says ---------------------------------------------------------------------------
 
     def event(self, event: HoldEvent) -> None:
         if event.kind is EventKind.EXITED:
             self._ended(Exit(event.code, event.signal, event.by))
+            return
+        if event.kind is EventKind.LEAVING:
+            log(f"hold was told to go, and does in {event.milliseconds} ms")
             return
         self._frozen = event.kind is EventKind.FROZEN
         if self.requests is not None:

@@ -40,6 +40,8 @@ from holdfast_wire.ids import Actor, ClientId, terminal_size
 _RECEIVE: Final = 64 << 10
 _MAX_CONNECTIONS: Final = 1024
 _MAX_REQUESTS: Final = 64  # at once, on one connection
+# Typed while the session is being moved; whoever types more is not read any further.
+_MAX_HELD: Final = 1 << 20
 
 
 def _short(value: object, default: str) -> str:
@@ -56,6 +58,8 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._client: ClientId | None = None
         self._closed = False
+        self._held: list[Input] = []
+        self._held_bytes = 0
         self._actor, self._trusted = _peer(sock)
         self._modality = "socket"
         emulator = self._session.emulator
@@ -85,6 +89,8 @@ class Connection:
         if self._closed:
             return
         match frame:
+            case Input() if self._session.parked and self._session.exit is None:
+                self._hold(frame)
             case Input():
                 self._refusable(frame.number, lambda: self._input(frame))
             case Resize():
@@ -162,6 +168,22 @@ class Connection:
             self.outlet.send_soon(Ack(frame.number, order, status))
 
         self._session.write(self._actor, self._client, self._modality, frame.key, frame.data, done)
+
+    def _hold(self, frame: Input) -> None:
+        """Not taken and not acknowledged: if the session goes, its client types it again there."""
+        self._held.append(frame)
+        self._held_bytes += len(frame.data) + len(frame.key)
+        if self._held_bytes > _MAX_HELD:
+            self._loop.remove_reader(self._sock)
+
+    def stayed(self) -> None:
+        """The session stays here: now is the time for what was typed meanwhile."""
+        if self._closed:
+            return
+        held, self._held, self._held_bytes = self._held, [], 0
+        self._loop.add_reader(self._sock, self._readable)
+        for frame in held:
+            self._handle(frame)
 
     def _window(self, frame: Resize) -> None:
         if self._client is None:
@@ -260,6 +282,10 @@ class Server:
 
     def gone(self, connection: Connection) -> None:
         self._connections.discard(connection)
+
+    def stayed(self) -> None:
+        for connection in list(self._connections):
+            connection.stayed()
 
     def close(self) -> None:
         if self._listener.fileno() < 0:

@@ -3,6 +3,9 @@
 Output   pty → ring → every outlet, at once; → emulator, at its own pace.
 Input    connection → `write` → turn, idempotency → pty → journal → ack.
 Size     turn's lead → `_fit` → ring mark, pty, emulator.
+
+Parked   no input is taken and the size stays; output goes on. On its way to another pod.
+Sealed   parked, and nothing moves at all: what the folder has is the session (`seal`).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast_sidecar import __version__
+from holdfast_sidecar import __version__, keyframe
 from holdfast_sidecar.emulator import Emulator, recover
 from holdfast_sidecar.fanout import Outlet
 from holdfast_sidecar.inputs import Inputs, is_focus_report, is_terminal_reply
@@ -24,7 +27,7 @@ from holdfast_sidecar.pty import BATCH, Pty
 from holdfast_sidecar.ring import MAX_MARKS, Mark, Ring
 from holdfast_sidecar.spec import Spec
 from holdfast_sidecar.turn import Participant, Turn
-from holdfast_wire.errors import Busy, Ended
+from holdfast_wire.errors import Busy, Ended, Internal, Unavailable
 from holdfast_wire.frames import Control, Gap, Part, Snapshot, encode
 from holdfast_wire.ids import Actor, ClientId
 
@@ -37,8 +40,13 @@ _KEYSTROKE_BYTES: Final = 16
 _EMULATE_SECONDS: Final = 0.01
 # The journal is for people; the outbox remembers meanwhile.
 _JOURNAL_SECONDS: Final = 0.02
+# How long the turn is kept for its holder, who has to find the session's new place first.
+_RESERVED_SECONDS: Final = 10.0
 # A snapshot's part: whole frames well under the limit.
 _PART: Final = 512 << 10
+
+
+_MOVING: Final = {"kind": "moving"}
 
 
 class Exit:
@@ -60,19 +68,21 @@ class Session:
         self.exec_readable_by_all = False
         # In a cluster another incarnation follows one whose pod goes.
         self.outlives_its_pod = False
+        self.superseded = False
+        self.parked = self.sealed = False
         self.ring = Ring(folder / "ring")
         self.turn = Turn()
         self.inputs = Inputs()
         self.journal = Journal(folder / "journal")
         self.exit: Exit | None = None
-        self.title = ""
         self.last_active = time.time()
         marks = self.ring.marks_after(0)
         self.size = (marks[-1].columns, marks[-1].rows) if marks else (spec.columns, spec.rows)
-        keyframe_path = folder / "keyframe"
-        terminal, seq = recover(self.ring, keyframe_path, self.size, spec.scrollback)
+        self._keyframe = folder / "keyframe"
+        terminal, seq = recover(self.ring, self._keyframe, self.size, spec.scrollback)
+        self.title = terminal.title.decode("utf-8", "replace")
         version = f"holdfast {__version__}"
-        self.emulator = Emulator(self.ring, terminal, seq, keyframe_path, version)
+        self.emulator = Emulator(self.ring, terminal, seq, self._keyframe, version)
         self._outlets: dict[ClientId, Outlet] = {}
         self._watchers: set[asyncio.Future[None]] = set()
         self._published, self._published_head = 0.0, 0
@@ -80,6 +90,7 @@ class Session:
         self._emulate_soon: asyncio.TimerHandle | None = None
         self._unjournaled: list[Record] = []
         self._journal_soon: asyncio.TimerHandle | None = None
+        self._reserved: asyncio.TimerHandle | None = None
         self._position = 0
         for record in self.journal.records():
             self._remember(record)
@@ -100,7 +111,10 @@ class Session:
         self.flush_journal()
         for fields in self.journal.records():
             self._remember(fields)
-        self.pty = Pty(master, Outbox(outbox, self._position), self.ring, self._output)
+        if self.sealed:
+            self.journal.seal()
+        typing = Outbox(outbox, self._position)
+        self.pty = Pty(master, typing, self.ring, self._output, self.sealed)
         self.emulator.start(self._loop, self)
         self.pty.start_reading()
         self.pty.type()  # what an earlier sidecar put in the outbox and did not come to
@@ -156,7 +170,7 @@ class Session:
 
     def keyframe_saved(self) -> None:
         if self.exit is None and not self.ring.would_lose(self.emulator.keyframe_seq, BATCH):
-            self.pty.start_reading()
+            self.pty.start_reading()  # not if it is sealed
 
     def title_changed(self, title: str) -> None:
         self.title = title
@@ -184,6 +198,8 @@ class Session:
         """From here on the client hears the news; it has had its answer."""
         self._outlets[client] = outlet
         self.tell_clients()
+        if self.parked:
+            outlet.send(Control(_MOVING))
 
     def leave(self, client: ClientId) -> None:
         self._outlets.pop(client, None)
@@ -205,7 +221,7 @@ class Session:
     def _fit(self) -> None:
         """The session gets the lead's size, at this seq and for everyone."""
         wanted = self.turn.size()
-        if wanted is None or wanted == self.size or self.exit is not None:
+        if wanted is None or wanted == self.size or self.exit is not None or self.parked:
             return
         self.size = wanted
         self.ring.mark(*wanted)
@@ -256,6 +272,7 @@ class Session:
         """Writes to the terminal, or not if the key was seen; `done(order, duplicate)` follows."""
         if self.exit is not None:
             raise Ended(f"{self.spec.name} has ended", "its screen can still be read")
+        self.check_here()
         if client is not None and self._is_automatic(client, data):
             done(self.inputs.last, False)
             return
@@ -333,10 +350,70 @@ class Session:
             outlet.send(Snapshot(seq, *size, Part(part), piece))
         outlet.stream_from(seq, size)
 
+    # -- moving -----------------------------------------------------------------------------------
+
+    def check_here(self) -> None:
+        """Raises while the session is on its way to another pod, where the asker will find it."""
+        if self.parked:
+            raise Unavailable("the session is being moved", "try again in a moment")
+
+    def park(self) -> None:
+        if not self.parked:
+            self.parked = True
+            self.tell(_MOVING)
+
+    async def seal(self) -> None:
+        """Everything of the session is stopped. After this its files are the session as it stands,
+        and do not change until `unpark`; `pty.outbox` has what is still to be typed."""
+        if self.sealed:
+            return
+        self.sealed = True
+        self.pty.seal()
+        self._publish()
+        head = self.ring.head
+        self.emulator.advance(head)
+        # Also what it answers to the program's questions is in the outbox then.
+        await self.emulator.call(lambda _terminal, _seq: self.emulator.save(), head)
+        saved = keyframe.load(self._keyframe)
+        if saved is None or saved.seq != head:
+            raise Internal("the screen could not be saved", "is the disk full?")
+        self.flush_journal()
+        self.journal.seal()
+        self.pty.outbox.seal()
+
+    def unseal(self) -> None:
+        """It goes on where it stood still."""
+        if self.sealed:
+            self.sealed = False
+            self.journal.unseal()
+            self.pty.unseal()
+
+    def unpark(self) -> None:
+        """It stays here."""
+        self.unseal()
+        self.parked = False
+        self._fit()
+        self.tell({"kind": "stayed"})
+
+    def reserve_turn(self, holder: Actor, attached: bool) -> None:
+        """The turn as it was elsewhere. Who was attached there has a moment to come back."""
+        self.turn.take(holder, None)
+        if attached:
+            loop = asyncio.get_running_loop()
+            self._reserved = loop.call_later(_RESERVED_SECONDS, self._pass_on)
+
+    def _pass_on(self) -> None:
+        before = self.turn.holder
+        self.turn.lapse()
+        if self.turn.holder != before:
+            self._fit()
+            self.tell_clients()
+
     # -- the end ----------------------------------------------------------------------------------
 
     def ended(self, how: Exit) -> None:
-        self.pty.drain()
+        if not self.sealed:
+            self.pty.drain()
         self.flush_journal()
         self.exit = how
         self._publish()
@@ -347,14 +424,21 @@ class Session:
 
     @property
     def goes_on_elsewhere(self) -> bool:
-        """The command was killed with its pod: no end of the session for who is attached."""
+        """No end of the session for who is attached: the command was killed with its pod, or the
+        session lives in another. Of one that is sealed only the Lease knows where it lives."""
         by = self.exit.by if self.exit is not None else None
-        return self.outlives_its_pod and by in ("term", "killed")
+        killed = by in ("term", "killed")
+        return self.outlives_its_pod and (killed or self.superseded or self.sealed)
+
+    def abandon(self) -> None:
+        """Of one that was never started: nothing was done, and its files are as they were."""
+        self.journal.close()
+        self.ring.close()
 
     def close(self) -> None:
         self.pty.close()
         self.flush_journal()
-        for handle in (self._publish_soon, self._emulate_soon):
+        for handle in (self._publish_soon, self._emulate_soon, self._reserved):
             if handle is not None:
                 handle.cancel()
         self.emulator.advance(self.ring.head)

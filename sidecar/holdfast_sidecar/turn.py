@@ -77,6 +77,13 @@ class Turn:
         if client == self.lead or not mine:
             self.lead = heirs[0].client if heirs else None
 
+    def lapse(self) -> None:
+        """Passes the turn on if none of its holder's writers is here."""
+        writers = self._writers()
+        if not any(p.actor == self.holder for p in writers):
+            self.holder = writers[0].actor if writers else None
+            self.lead = writers[0].client if writers else None
+
     def _writers(self) -> list[Participant]:
         return [p for p in self._here.values() if p.mode is Mode.WRITE]
 

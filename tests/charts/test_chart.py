@@ -96,15 +96,22 @@ def test_what_is_installed(render: Render) -> None:
     assert sorted(by_name(render())) == [
         ("ClusterRole", "holdfast"),
         ("ClusterRole", "holdfast-moderator"),
+        ("ClusterRole", "holdfast-node"),
+        ("ClusterRole", "holdfast-nodes"),
         ("ClusterRole", "holdfast-observer"),
         ("ClusterRole", "holdfast-user"),
         ("ClusterRoleBinding", "holdfast"),
+        ("ClusterRoleBinding", "holdfast-node"),
+        ("ClusterRoleBinding", "holdfast-nodes"),
         ("CustomResourceDefinition", "checkpoints.holdfast.dev"),
         ("CustomResourceDefinition", "sessions.holdfast.dev"),
+        ("DaemonSet", "holdfast-node"),
         ("Deployment", "holdfast"),
         ("Role", "holdfast-leader"),
         ("RoleBinding", "holdfast-leader"),
+        ("Secret", "holdfast-node"),
         ("ServiceAccount", "holdfast"),
+        ("ServiceAccount", "holdfast-node"),
     ]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from holdfast_kube.client import ACCOUNTS, BINDINGS, BUDGETS, PODS, ROLES, SESSIONS, Resource
 from holdfast_operator import objects
-from holdfast_operator.kube import ACCOUNTS, BINDINGS, BUDGETS, PODS, ROLES, SESSIONS, Resource
 from holdfast_operator.leader import NAME
 from holdfast_operator.model import Session
 from operator_kit import KEY, Trips, World, session_object
@@ -24,6 +24,7 @@ RULES: dict[str, list[Rule]] = {
     "holdfast": [
         (("holdfast.dev",), ("sessions",), (*READ, "patch", "delete"), ()),
         (("holdfast.dev",), ("sessions/status",), ("patch",), ()),
+        (("holdfast.dev",), ("checkpoints",), (*READ, "create"), ()),
         (("",), ("pods",), (*READ, "create", "delete"), ()),
         (("coordination.k8s.io",), ("leases",), (*READ, "create", "update", "delete"), ()),
         (("",), ("serviceaccounts",), ("get", "create", "delete"), ()),
@@ -35,6 +36,14 @@ RULES: dict[str, list[Rule]] = {
         ),
         (("policy",), ("poddisruptionbudgets",), ("get", "create", "update", "delete"), ()),
         (("events.k8s.io",), ("events",), ("create",), ()),
+    ],
+    "holdfast-nodes": [
+        (("",), ("nodes",), ("list", "watch"), ()),
+    ],
+    "holdfast-node": [
+        (("holdfast.dev",), ("checkpoints",), READ, ()),
+        (("holdfast.dev",), ("checkpoints/status",), ("patch",), ()),
+        (("",), ("nodes",), ("get", "patch"), ()),
     ],
     "holdfast-leader": [
         (("coordination.k8s.io",), ("leases",), ("create",), ()),
@@ -77,13 +86,14 @@ def roles(items: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def bindings(items: list[dict[str, Any]]) -> list[tuple[str, str | None, str]]:
-    """Kind, namespace and role of each; all are the operator's."""
+    """Kind, namespace and role of each; all are the operator's but the node agent's one."""
     found = [item for item in items if item["kind"] in ("RoleBinding", "ClusterRoleBinding")]
     for item in found:
         (subject,) = item["subjects"]
+        agent = item["roleRef"]["name"] == "holdfast-node"
         assert subject == {
             "kind": "ServiceAccount",
-            "name": "holdfast",
+            "name": "holdfast-node" if agent else "holdfast",
             "namespace": "holdfast-system",
         }
     return sorted(
@@ -125,6 +135,10 @@ async def a_whole_life(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     trips = Trips(world.api)
     world.api.put(session_object(ttlSecondsAfterEnded=60))
     await trips.during(world.run(60))
+    world.cordon(True)
+    await trips.during(world.run(10))
+    world.cordon(False)
+    await trips.during(world.run(10))
     world.current.dead = True
     await trips.during(world.run(90))
     world.current.end("exited", code=0)
@@ -138,11 +152,10 @@ async def a_whole_life(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 async def test_what_is_granted_is_used_and_nothing_is_missing(
     render: Render, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the steps: kopf lists and watches Sessions and pods (its scanning is off, so neither
-    namespaces nor CRDs), and Leases are listed and watched by us."""
-    watched = {
-        (verb, kind) for verb in ("list", "watch") for kind in ("sessions", "pods", "leases")
-    }
+    """Beside the steps: kopf lists and watches Sessions, Checkpoints and pods (its scanning is off,
+    so neither namespaces nor CRDs), and Leases are listed and watched by us."""
+    kinds = ("sessions", "checkpoints", "pods", "leases")
+    watched = {(verb, kind) for verb in ("list", "watch") for kind in kinds}
     granted = {
         (verb, resource)
         for _groups, resources, verbs, _names in rules(roles(render())["holdfast"])
@@ -165,12 +178,16 @@ def test_the_operator_holds_what_it_grants(render: Render) -> None:
 def test_bindings_for_all_namespaces(render: Render) -> None:
     assert bindings(render()) == [
         ("ClusterRoleBinding", None, "holdfast"),
+        ("ClusterRoleBinding", None, "holdfast-node"),
+        ("ClusterRoleBinding", None, "holdfast-nodes"),
         ("RoleBinding", "holdfast-system", "holdfast-leader"),
     ]
 
 
 def test_bindings_for_some_namespaces(render: Render) -> None:
     assert bindings(render(operator={"watchNamespaces": ["one", "two"]})) == [
+        ("ClusterRoleBinding", None, "holdfast-node"),
+        ("ClusterRoleBinding", None, "holdfast-nodes"),
         ("RoleBinding", "holdfast-system", "holdfast-leader"),
         ("RoleBinding", "one", "holdfast"),
         ("RoleBinding", "two", "holdfast"),
@@ -194,4 +211,10 @@ def test_people_get_them_with_the_clusters_own_roles(
 
 def test_roles_for_people_can_be_left_out(render: Render) -> None:
     left = roles(render(rbac={"userRoles": False}))
-    assert left.keys() == {"holdfast", "holdfast-leader"}
+    assert left.keys() == {"holdfast", "holdfast-leader", "holdfast-node", "holdfast-nodes"}
+
+
+def test_without_the_node_agent_nothing_of_it_is_there(render: Render) -> None:
+    items = render(nodeAgent={"enabled": False})
+    assert "holdfast-node" not in roles(items)
+    assert not {"DaemonSet", "Secret"} & {item["kind"] for item in items}

@@ -9,6 +9,8 @@ import pytest
 
 from client_kit import Home, Screen, build_hold
 
+from .fake_cluster import FakeCluster
+
 
 @pytest.fixture(scope="session")
 def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -20,6 +22,11 @@ def home(hold: Path) -> Iterator[Home]:
     made = Home(hold)
     yield made
     made.close()
+
+
+@pytest.fixture
+def cluster(home: Home, tmp_path: Path) -> FakeCluster:
+    return FakeCluster(tmp_path, home)
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """Stands in for kubectl: the API is files in $FAKE_CLUSTER, a pod is a real sidecar's socket.
 
 cluster.json has `sessions` and `events` (objects), `pods` (name: path of its sidecar's socket),
-`fails` (verb: [what it says, code]), `ends` (whether a session told to end does) and `user`. Every
-call is a line of calls.jsonl. Runs without site-packages: it starts a few times in each test.
+`fails` (verb: [what it says, code]), `ends` (whether a session told to end or move does) and
+`user`. Every call is a line of calls.jsonl. Runs without site-packages: it starts a few times in
+each test.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def main() -> int:
         sys.stderr.write(said + "\n")
         return int(code)
     namespace = given.get("--namespace", "default")
-    handlers = {"get": get, "patch": patch, "create": create, "auth": auth, "exec": relay}
+    handlers = {"get": get, "patch": patch, "create": create, "auth": auth, "exec": relay,
+                "annotate": annotate}  # fmt: skip
     return handlers[verb](cluster, namespace, words)
 
 
@@ -47,6 +49,9 @@ def say(body: object) -> int:
 
 
 def get(cluster: dict[str, Any], namespace: str, words: list[str]) -> int:
+    if words[1] == "node":
+        known = words[2] in ("n1", "n2")
+        return say({"metadata": {"name": words[2]}}) if known else missing(f'nodes "{words[2]}"')
     if words[1] == "events":
         return say({"items": cluster["events"]})
     everywhere = "--all-namespaces" in words
@@ -77,6 +82,21 @@ def patch(cluster: dict[str, Any], namespace: str, words: list[str]) -> int:
             save(cluster)
             return 0
     return missing(words[2])
+
+
+def annotate(cluster: dict[str, Any], namespace: str, words: list[str]) -> int:
+    """A session that is asked to move does, to the other node, if `ends` says that things happen;
+    else its condition says why not."""
+    (one,) = [one for one in cluster["sessions"] if one["metadata"]["name"] == words[2]]
+    if words[-1].endswith("-"):
+        return 0
+    if cluster["ends"]:
+        one["status"] |= {"epoch": one["status"]["epoch"] + 1, "nodeName": "n2"}
+    else:
+        said = {"type": "Movable", "status": "False", "reason": "MoveFailed", "message": "strace"}
+        one["status"] |= {"conditions": [said]}
+    save(cluster)
+    return 0
 
 
 def create(cluster: dict[str, Any], namespace: str, words: list[str]) -> int:

@@ -111,7 +111,7 @@ def test_the_defaults_of_a_session() -> None:
     assert dict(filled(spec)) == {
         "terminal": {"columns": 120, "rows": 40, "scrollbackLines": 10000},
         "lease": {"durationSeconds": 20},
-        "move": {"onDrain": "Live", "memory": "Copy", "deadlineSeconds": 60},
+        "move": {"onDrain": "Live", "memory": "Copy", "syscallFilter": True, "deadlineSeconds": 60},
         "recovery": {"onHostLoss": "RestoreLast"},
         "checkpoints": {"everySeconds": 600, "keep": 3, "store": "Peer"},
         "idle": {"afterSeconds": 86400, "then": "Hibernate"},

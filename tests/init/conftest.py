@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,7 +16,17 @@ import pytest
 
 from holdfast_sidecar.hold import HoldEvent, HoldLink
 
-from .holding import Build, Session, Start, Terminal, Wait, Waiting, appears
+from .holding import (
+    CONTAINER,
+    Build,
+    Container,
+    Session,
+    Start,
+    Terminal,
+    Wait,
+    Waiting,
+    appears,
+)
 
 SOURCES = Path(__file__).parents[2] / "init"
 
@@ -108,3 +121,53 @@ async def wait(build: Build, socket_path: str, environment: dict[str, str]) -> A
 @pytest.fixture
 def python() -> str:
     return sys.executable
+
+
+@pytest.fixture
+def room() -> Iterator[Path]:
+    """A directory that any uid can reach, which pytest's own are not."""
+    path = Path(tempfile.mkdtemp(prefix="hold-"))
+    path.chmod(0o777)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(params=["release", "asan"])
+def program(request: pytest.FixtureRequest, binaries: dict[str, str], room: Path) -> str:
+    """Installed as a pod does it."""
+    path = str(room / "hold")
+    subprocess.run([binaries[request.param], "--install", path], check=True)
+    return path
+
+
+@pytest.fixture
+async def container(
+    program: str, room: Path, environment: dict[str, str]
+) -> AsyncIterator[Container]:
+    running: list[Waiting] = []
+    logs = f"log_path={room}/sanitizer"
+    # Signals it does not handle cannot hurt PID 1, so the sanitizer may not handle them either.
+    asan = f"{logs}:handle_segv=0:handle_sigbus=0:handle_sigfpe=0"
+    bare = {"PATH": environment["PATH"], "ASAN_OPTIONS": asan, "UBSAN_OPTIONS": logs}
+
+    async def run(uid: int, *command: str, options: tuple[str, ...] = ()) -> Waiting:
+        path = str(room / "hold.sock")
+        process = await asyncio.create_subprocess_exec(
+            "unshare", "--mount", "--pid", "--fork", "--kill-child",
+            "sh", "-c", CONTAINER, str(room), str(uid),
+            program, "--socket", path, "--shared", "--wait", *options, "--", *command,
+            env=bare, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        events: list[HoldEvent] = []
+        running.append(Waiting(path, process, await appears(path, events.append), events))
+        return running[-1]
+
+    yield run
+    for one in running:
+        if one.process.returncode is None:
+            # unshare's --kill-child does not outlive the change of uid.
+            os.kill(one.link.hold_pid, signal.SIGKILL)
+            await one.process.communicate()
+        one.link.close()
+    found = await asyncio.to_thread(lambda: [p.read_text() for p in room.glob("sanitizer*")])
+    assert not found, found[0]

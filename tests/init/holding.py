@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -191,3 +192,34 @@ Start = Callable[..., Awaitable[Session]]
 Wait = Callable[..., Awaitable[Waiting]]
 
 INTERACTIVE_BASH = ("bash", "--norc", "--noprofile", "-i")
+Container = Callable[..., Awaitable[Waiting]]
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root"
+)
+
+# What a container runtime makes: namespaces, a /dev of its own, a root that cannot be written,
+# and a process that may do nothing special. $0 is a directory that stays writable.
+CONTAINER = """
+set -e
+uid=$1; shift
+mount --make-rprivate /
+mount -t proc proc /proc
+mount --bind "$0" "$0"
+mkdir "$0/dev"
+mount -t tmpfs tmpfs "$0/dev"
+for name in null zero urandom tty; do
+  touch "$0/dev/$name"; mount --bind "/dev/$name" "$0/dev/$name"
+done
+mkdir "$0/dev/pts"
+mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts "$0/dev/pts"
+ln -s pts/ptmx "$0/dev/ptmx"
+touch "$0/dev/termination-log" "$0/why"
+chmod 666 "$0/why"
+mount --bind "$0/why" "$0/dev/termination-log"
+mount --rbind "$0/dev" /dev
+mount -o remount,bind,ro /
+cd /
+exec setpriv --reuid "$uid" --regid "$uid" --clear-groups --bounding-set=-all --inh-caps=-all \
+  --no-new-privs "$@"
+"""

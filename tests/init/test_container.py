@@ -4,105 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import stat
 import subprocess
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from holdfast_sidecar.hold import EventKind, HoldError, HoldEvent, HoldLink
+from holdfast_sidecar.hold import EventKind, HoldError, HoldLink
 
-from .holding import Build, Start, Terminal, Waiting, appears, descendants, eventually
-
-needs_root = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root"
+from .holding import (
+    Build,
+    Container,
+    Start,
+    Terminal,
+    appears,
+    descendants,
+    eventually,
+    needs_root,
 )
+
 NOBODY = 65534
-
-# What a container runtime makes: namespaces, a /dev of its own, a root that cannot be written,
-# and a process that may do nothing special. $0 is a directory that stays writable.
-CONTAINER = """
-set -e
-uid=$1; shift
-mount --make-rprivate /
-mount -t proc proc /proc
-mount --bind "$0" "$0"
-mkdir "$0/dev"
-mount -t tmpfs tmpfs "$0/dev"
-for name in null zero urandom tty; do
-  touch "$0/dev/$name"; mount --bind "/dev/$name" "$0/dev/$name"
-done
-mkdir "$0/dev/pts"
-mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts "$0/dev/pts"
-ln -s pts/ptmx "$0/dev/ptmx"
-touch "$0/dev/termination-log" "$0/why"
-chmod 666 "$0/why"
-mount --bind "$0/why" "$0/dev/termination-log"
-mount --rbind "$0/dev" /dev
-mount -o remount,bind,ro /
-cd /
-exec setpriv --reuid "$uid" --regid "$uid" --clear-groups --bounding-set=-all --inh-caps=-all \
-  --no-new-privs "$@"
-"""
-
-Container = Callable[..., Awaitable[Waiting]]
-
-
-@pytest.fixture
-def room() -> Iterator[Path]:
-    """A directory that any uid can reach, which pytest's own are not."""
-    path = Path(tempfile.mkdtemp(prefix="hold-"))
-    path.chmod(0o777)
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture(params=["release", "asan"])
-def program(request: pytest.FixtureRequest, binaries: dict[str, str], room: Path) -> str:
-    """Installed as a pod does it."""
-    path = str(room / "hold")
-    subprocess.run([binaries[request.param], "--install", path], check=True)
-    return path
-
-
-@pytest.fixture
-async def container(
-    program: str, room: Path, environment: dict[str, str]
-) -> AsyncIterator[Container]:
-    running: list[Waiting] = []
-    logs = f"log_path={room}/sanitizer"
-    # Signals it does not handle cannot hurt PID 1, so the sanitizer may not handle them either.
-    asan = f"{logs}:handle_segv=0:handle_sigbus=0:handle_sigfpe=0"
-    bare = {"PATH": environment["PATH"], "ASAN_OPTIONS": asan, "UBSAN_OPTIONS": logs}
-
-    async def run(uid: int, *command: str, options: tuple[str, ...] = ()) -> Waiting:
-        path = str(room / "hold.sock")
-        process = await asyncio.create_subprocess_exec(
-            "unshare", "--mount", "--pid", "--fork", "--kill-child",
-            "sh", "-c", CONTAINER, str(room), str(uid),
-            program, "--socket", path, "--shared", "--wait", *options, "--", *command,
-            env=bare, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        events: list[HoldEvent] = []
-        running.append(Waiting(path, process, await appears(path, events.append), events))
-        return running[-1]
-
-    yield run
-    for one in running:
-        if one.process.returncode is None:
-            # unshare's --kill-child does not outlive the change of uid.
-            os.kill(one.link.hold_pid, signal.SIGKILL)
-            await one.process.communicate()
-        one.link.close()
-    found = await asyncio.to_thread(lambda: [p.read_text() for p in room.glob("sanitizer*")])
-    assert not found, found[0]
-
 
 # Each line of output is one thing that should not have been possible.
 ATTACK = """

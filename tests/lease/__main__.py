@@ -45,7 +45,8 @@ def main() -> int:
     )
     wrong = 0
     for variant in [ALL[name] for name in options.variants or ALL]:
-        result = explore(variant.rules, options.runs, options.seed)
+        runs = max(1, round(options.runs * variant.share))
+        result = explore(variant.rules, runs, options.seed)
         right = variant.holds == (result.finding is None)
         wrong += not right
         print(line(variant, result, right), flush=True)

@@ -25,6 +25,7 @@ class Result:
     takeovers: int  # runs in which a second incarnation ran
     refused: int  # times that the gate kept a woken incarnation's bytes out
     live: int  # runs that were judged for liveness too
+    moved: int  # runs in which an offer was taken
     finding: Finding | None
 
 
@@ -51,10 +52,10 @@ def refutes(plan: Plan, rules: Rules) -> str:
 def explore(rules: Rules, runs: int, first_seed: int = 0) -> Result:
     """Stops at the first plan that refutes the rules."""
     started, simulated, closest = time.perf_counter(), 0.0, 1e9
-    done = takeovers = refused = live = 0
+    done = takeovers = refused = live = moved = 0
     finding = None
     for seed in range(first_seed, first_seed + runs):
-        plan = imagine(seed, rules.timing)
+        plan = imagine(seed, rules.timing, rules.moves)
         world = World(plan, rules)
         oracle = world.run()
         done += 1
@@ -62,13 +63,14 @@ def explore(rules: Rules, runs: int, first_seed: int = 0) -> Result:
         closest = min(closest, oracle.closest)
         takeovers += len(oracle.lives) > 1
         refused += oracle.refused
+        moved += world.moved > 0
         live += plan.settles or plan.quiet(rules.timing)
         violation = judge(world)
         if violation:
             finding = Finding(plan, violation)
             break
     took = time.perf_counter() - started
-    return Result(done, simulated, took, closest, takeovers, refused, live, finding)
+    return Result(done, simulated, took, closest, takeovers, refused, live, moved, finding)
 
 
 def shrink(finding: Finding, rules: Rules) -> Finding:

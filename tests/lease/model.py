@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from holdfast_wire.lease import Timing
 
 FOREVER: Final = 1e6
+_MOVES: Final = 0x6D6F7665  # so that a plan with moves is another than the one without
 CLOCKS_BEGIN_APART: Final = 1000.0  # a time read on one clock and used on another must show
 
 
@@ -77,6 +78,7 @@ class Kind(Enum):
     OPERATOR_CUT = "operator loses the API"
     OPERATOR_STALE = "operator's watch stale"
     OPERATOR_KILL = "operator killed"
+    MOVE = "to be moved"  # for as long: then it is to stay, if it is not gone
 
 
 class Fault(NamedTuple):
@@ -162,7 +164,7 @@ def _story(random: Random, timing: Timing) -> list[Fault]:
 
 
 def _stray(random: Random, timing: Timing) -> Fault:
-    kind = random.choice(tuple(Kind))
+    kind = random.choice([kind for kind in Kind if kind is not Kind.MOVE])
     lasts = random.choice((timing.request_timeout, timing.freeze_after, timing.duration, 8.0))
     at = random.uniform(0, 1.5 * timing.duration)
     return Fault(at, kind, random.randrange(2), lasts * random.uniform(0.2, 1.5))
@@ -178,9 +180,32 @@ def _delays(random: Random, timing: Timing) -> tuple[float, ...]:
     return delays if random.random() < 0.7 else (*delays, random.uniform(1, 2) * timing.duration)
 
 
-def imagine(seed: int, timing: Timing) -> Plan:
+def _moving(seed: int, timing: Timing) -> Plan:
+    """Moves, mostly given up at an unlucky moment, and what else may happen just then."""
+    random = Random(seed ^ _MOVES)
+    plan = imagine(seed, timing)
+    start = random.uniform(0.1, 3 * timing.renew_every)
+    gives_up = random.choice((FOREVER, random.uniform(0, 3 * timing.renew_every)))
+    faults = [Fault(start, Kind.MOVE, 0, gives_up)]
+    if random.random() < 0.3:
+        faults.append(Fault(start + random.uniform(0, timing.duration), Kind.MOVE, 1))
+    if random.random() < 0.6:
+        kinds = (Kind.CUT, Kind.MUTE, Kind.STOP, Kind.KILL, Kind.PAUSE, Kind.CRASH, Kind.RELEASE)
+        at = start + random.uniform(0, 2 * timing.renew_every)
+        lasts = random.uniform(0, 1) * random.choice((timing.request_timeout, timing.duration))
+        faults.append(Fault(at, random.choice(kinds), random.randrange(2), lasts))
+    if random.random() < 0.3:
+        faults += plan.faults
+    faults.sort(key=lambda fault: fault.at)
+    last = max(fault.at for fault in faults)
+    return replace(plan, faults=tuple(faults), horizon=last + 1.5 * timing.duration, settles=False)
+
+
+def imagine(seed: int, timing: Timing, moves: bool = False) -> Plan:
     """An adversary that favours extremes: slow holders and fast operators, messages that take no
     time, the longest freeze. Half of what it does is one story and nothing else."""
+    if moves:
+        return _moving(seed, timing)
     random = Random(seed)
     slow, fast = 1 - timing.drift, 1 + timing.drift
     faults = _story(random, timing) if random.random() < 0.9 else []

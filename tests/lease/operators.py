@@ -48,6 +48,8 @@ class Process(Actor):
         self.view: Record | None = None
         self.busy = self.waiting = False
         self.podded = 0  # the epoch whose pod it knows to be made
+        self.raises = world.rules.moves and world.rules.status_first
+        self.raised = 0  # the epoch that it knows the status to have, of one that arrived alive
         self.news_at = 0.0
         world.at(world.now, self, self.read)
 
@@ -118,6 +120,18 @@ class Process(Actor):
             self.call(self.world.store.get, partial(self.on_session, record, taken))
         elif not record.holder and not record.released and record.epoch != self.podded:
             self.make_pod(record.epoch)
+        elif record.holder and record.epoch > self.raised and self.raises:
+            self.call(
+                partial(self.world.store.raise_high_water, record.epoch),
+                partial(self.on_known, record.epoch),
+            )
+
+    def on_known(self, epoch: int, reply: Reply | None) -> None:
+        if reply is None:
+            self.failed()
+        else:
+            self.busy, self.raised = False, epoch
+            self.reconcile()
 
     def on_session(self, record: Record | None, taken: bool, reply: Reply | None) -> None:
         if reply is None:

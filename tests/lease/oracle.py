@@ -33,6 +33,7 @@ class Life:
     running: bool = False
     in_effect_until: float = -1.0
     woken: bool = False
+    handed_over: bool = False  # it stopped to go on elsewhere: what it did is that one's own past
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class Oracle:
     def runs(self, life: Life, now: float, woken: bool = False) -> None:
         if life not in self.lives:
             self.lives.append(life)
-        life.running, life.woken = True, woken
+        life.running, life.woken, life.handed_over = True, woken, False
         self.gate.accepts(life.epoch)
         for other in self.lives:
             if other is not life:
@@ -72,7 +73,7 @@ class Oracle:
         older, newer = (life, other) if life.epoch < other.epoch else (other, life)
         if older.epoch == newer.epoch:
             self._say(f"epoch {life.epoch} is run by {other.identity} and by {life.identity}")
-        elif other.running or other.in_effect_until > now + ALMOST:
+        elif other.running or (not other.handed_over and other.in_effect_until > now + ALMOST):
             if not older.woken:
                 late = "runs" if other.running else "is in effect"
                 self._say(f"epoch {life.epoch} runs while epoch {other.epoch} {late}")

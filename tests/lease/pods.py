@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
+from typing import Final
 
 from holdfast_wire.lease import Epoch, Holder, Record, Renewal, Standing
 
 from .model import Clock, Kind
 from .oracle import Life
 from .world import Actor, Link, Reply, World
+
+NO_OFFER: Final = ("", "")
 
 
 class State(Enum):
@@ -28,6 +31,7 @@ class Hold(Actor):
         self.life = Life(pod.epoch, pod.identity)
         self.state = State.STOPPED
         self.started = self.ending = self.to_stop = self.to_die = False
+        self.parked = False  # the agent stopped everything
         self.deadline: float | None = None
         self.attempt = 0  # to freeze: a pause of the node begins another
 
@@ -56,7 +60,11 @@ class Hold(Actor):
     def check(self, due: float = 0.0) -> None:
         """`due` is the time a timer was set for, which rounding may put just after now."""
         now = max(due, self.now())
-        stop = self.to_stop or (self.overdue(now) and (self.world.rules.switch or due > 0))
+        stop = (
+            self.to_stop
+            or self.parked
+            or (self.overdue(now) and (self.world.rules.switch or due > 0))
+        )
         if self.state is State.RUNNING and stop:
             self.state = State.FREEZING
             self.say("freezes")
@@ -120,6 +128,12 @@ class Sidecar(Actor):
         self.holder = Holder(world.rules.timing, pod.identity, Epoch(pod.epoch))
         self.record: Record | None = None
         self.releasing = self.settled = False
+        self.wanted: tuple[str, str] | None = None  # the offer; None: as it is found
+        self.agreed = False  # acknowledged since it was wanted
+
+    def want(self, offer: tuple[str, str]) -> None:
+        """Goes with the next renewal."""
+        self.wanted, self.agreed = offer, False
 
     def call(self, act: Callable[[], Reply], answer: Callable[[Reply | None], None]) -> None:
         self.world.call(self, self.pod.link, act, answer)
@@ -162,7 +176,9 @@ class Sidecar(Actor):
         if self.releasing:
             return
         renewal = self.holder.send(self.now())
-        put = partial(self.world.store.put, self.record.version, self.pod.epoch, self.pod.identity)
+        offer = self.wanted or (self.record.offer, self.record.offered)
+        version, pod = self.record.version, self.pod
+        put = partial(self.world.store.put, version, pod.epoch, pod.identity, False, offer)
         self.call(put, partial(self.on_written, renewal))
 
     def on_written(self, renewal: Renewal, reply: Reply | None) -> None:
@@ -173,6 +189,8 @@ class Sidecar(Actor):
             self.judge(reply.record)
         else:
             self.record = reply.record
+            if self.wanted is not None and reply.record is not None:
+                self.agreed = (reply.record.offer, reply.record.offered) == self.wanted
             self.say(f"renewal of {self.ago(renewal)} acknowledged")
             basis = renewal if self.world.rules.from_send else Renewal(self.now())
             self.hold.set_deadline(self.holder.acknowledge(basis), self)
@@ -217,13 +235,22 @@ class Sidecar(Actor):
 
 
 class Pod:
-    def __init__(self, world: World, clock: Clock, number: int, epoch: int) -> None:
+    def __init__(
+        self, world: World, clock: Clock, number: int, epoch: int, restoring: bool = False
+    ) -> None:
         self.world, self.clock, self.number, self.epoch = world, clock, number, epoch
+        self.uid, self.restoring = f"uid{number}", restoring
         # The nonce is of the boot: it is the same for a sidecar that comes back.
-        self.identity = f"uid{number}/boot"
+        self.identity = f"{self.uid}/boot"
         self.link = Link(world.plan.requests, world.plan.answers)
         self.hold = Hold(world, clock, self)
-        self.sidecar = Sidecar(world, clock, self)
+        self.sidecar = self.new_sidecar()
+
+    def new_sidecar(self) -> Sidecar:
+        from .moves import Arriving
+
+        new = Arriving(self.world, self) if self.restoring else None
+        return new or Sidecar(self.world, self.clock, self)
 
     def boot(self) -> None:
         if not self.sidecar.gone:
@@ -254,6 +281,14 @@ class Pod:
                 sidecar.release()
         elif kind is Kind.FORGET:
             world.store.pods.discard(self.epoch)
+        elif kind is Kind.MOVE:
+            self.move(end)
+
+    def move(self, end: float) -> None:
+        from .moves import Move
+
+        if not self.hold.gone:
+            Move(self.world, self, end)
 
     def resume(self, sidecar: Sidecar) -> None:
         if not self.hold.gone:
@@ -264,6 +299,6 @@ class Pod:
         """The kubelet starts a killed sidecar again; hold has kept the deadline."""
         if self.hold.gone or self.hold.to_die:
             return
-        self.sidecar = Sidecar(self.world, self.clock, self)
+        self.sidecar = self.new_sidecar()
         self.sidecar.stopped = self.hold.stopped
         self.world.at(self.world.now, self.sidecar, self.sidecar.read)

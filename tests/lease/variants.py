@@ -1,4 +1,4 @@
-"""The shipped rules at three durations, and rules with one thing broken each.
+"""The shipped rules at three durations and with live moves, and rules with one thing broken each.
 
 The checker is worth something only if it refutes every broken one by the same search that finds
 nothing against the shipped ones.
@@ -21,14 +21,17 @@ class Variant:
     rules: Rules
     holds: bool
     says: str
+    share: float = 1.0  # of the runs there are
 
 
 USUAL: Final = Rules(Timing.of(20))
+MOVES: Final = replace(USUAL, moves=True)
 
 SHIPPED: Final = (
     Variant("usual", USUAL, True, "the shipped rules, 20 s"),
     Variant("shortest", Rules(Timing.of(SHORTEST)), True, f"the shipped rules, {SHORTEST} s"),
     Variant("tight", Rules(tight()), True, "the duration exactly at the inequality's bound"),
+    Variant("moves", MOVES, True, "the shipped rules, 20 s, and live moves", 0.25),
 )
 
 BROKEN: Final = (
@@ -48,6 +51,18 @@ BROKEN: Final = (
     ),
     Variant("no-settle", replace(USUAL, settle=False), False, "released as soon as frozen"),
     Variant("no-gate", replace(USUAL, gate=False), False, "nobody checks a woken node's epoch"),
+    Variant(
+        "take-no-swap", replace(MOVES, offer_swaps=False), False, "an offer taken without compare"
+    ),
+    Variant(
+        "thaw-early", replace(MOVES, thaw_waits=False), False, "thawed with its offer in doubt"
+    ),
+    Variant(
+        "status-behind",
+        replace(MOVES, status_first=False),
+        False,
+        "moved again though the status lacks the epoch",
+    ),
 )
 
 ALL: Final = {variant.name: variant for variant in (*SHIPPED, *BROKEN)}

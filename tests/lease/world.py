@@ -35,6 +35,10 @@ class Rules:
     missing_is_nobodys: bool = True  # else made anew, vacant, after a wait
     settle: bool = True  # before a release
     gate: bool = True  # epochs are checked where bytes are accepted
+    moves: bool = False  # incarnations change places alive, too
+    offer_swaps: bool = True  # an offer is taken by compare-and-swap
+    thaw_waits: bool = True  # for the withdrawal to be acknowledged
+    status_first: bool = True  # a pod for the next epoch is made when the status has this one
 
 
 class Actor:
@@ -106,20 +110,29 @@ class Store:
     def get(self) -> Reply:
         return Reply(True, self.lease, self.high_water)
 
-    def put(self, version: str | None, epoch: int, holder: str, released: bool = False) -> Reply:
+    def put(
+        self,
+        version: str | None,
+        epoch: int,
+        holder: str,
+        released: bool = False,
+        offer: tuple[str, str] = ("", ""),
+    ) -> Reply:
         """A version of None is a write that compares nothing."""
         if self.lease is None or version not in (None, self.lease.version):
             return Reply(False, self.lease, self.high_water)
-        return self._write(epoch, holder, released)
+        return self._write(epoch, holder, released, offer)
 
     def create(self, epoch: int, holder: str) -> Reply:
         if self.lease is not None:
             return Reply(False, self.lease, self.high_water)
         return self._write(epoch, holder, False)
 
-    def _write(self, epoch: int, holder: str, released: bool) -> Reply:
+    def _write(
+        self, epoch: int, holder: str, released: bool, offer: tuple[str, str] = ("", "")
+    ) -> Reply:
         self.writes += 1
-        self.lease = Record(str(self.writes), Epoch(epoch), holder, released)
+        self.lease = Record(str(self.writes), Epoch(epoch), holder, released, *offer)
         self.world.changed()
         return Reply(True, self.lease, self.high_water)
 
@@ -158,6 +171,7 @@ class World:
         self.operators: list[Operator] = []
         self._queue: list[tuple[float, int, Actor | None, Callable[..., None], tuple[object, ...]]]
         self._queue, self._count = [], 0
+        self.moved = 0
 
     # -- time --
 
@@ -235,14 +249,20 @@ class World:
 
     # -- what happens to them --
 
-    def new_pod(self, epoch: int) -> None:
+    def new_pod(self, epoch: int, restoring: bool = False) -> Pod:
         from .pods import Pod
 
         number = len(self.pods)
         rates = self.plan.pods[number % len(self.plan.pods)]
-        pod = Pod(self, Clock(CLOCKS_BEGIN_APART * (number + 1), rates), number, epoch)
+        clock = Clock(CLOCKS_BEGIN_APART * (number + 1), rates)
+        pod = Pod(self, clock, number, epoch, restoring)
         self.pods.append(pod)
         self.at(self.now + self.one_of(self.plan.operator_delays), None, pod.boot)
+        return pod
+
+    def restoring_pod(self, epoch: int) -> Pod:
+        """Made ahead for a move. Should the operator grant this epoch, it makes another pod."""
+        return self.new_pod(epoch, restoring=True)
 
     def _strike(self, fault: Fault) -> None:
         kind, end = fault.kind, self.now + fault.lasts

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.kube import LEASES, PODS, SESSIONS
+from holdfast_kube.client import CHECKPOINTS, LEASES, PODS, SESSIONS
 from operator_kit import KEY, Mishap, World, session_object
 
 Story = Callable[[World], Awaitable[None]]
@@ -129,7 +129,72 @@ async def is_deleted_while_its_host_is_dead(world: World) -> None:
     assert world.api.one(SESSIONS) is None
 
 
+async def its_node_is_drained(world: World) -> None:
+    await starts(world)
+    first = world.current
+    world.cordon(True)
+    await until(world, lambda: world.api.all(CHECKPOINTS))
+    first.offer()
+    await world.run(30)
+    assert (world.status["phase"], world.status["epoch"]) == ("Running", 2)
+    assert world.status["nodeName"] == "node-2"
+    assert world.condition("Fresh")["reason"] == "Moved"
+    assert [pod["metadata"]["name"] for pod in world.api.pods()] == ["build-2"]
+
+
+async def a_move_fails_and_is_tried_again(world: World) -> None:
+    await starts(world)
+    world.cordon(True)
+    await until(world, lambda: world.api.all(CHECKPOINTS))
+    (order,) = world.api.all(CHECKPOINTS)
+    said = {"type": "Complete", "status": "False", "message": "a device is open"}
+    order["status"] = {"phase": "Failed", "conditions": [said]}
+    world.api.touch(order)
+    await until(world, lambda: len(world.api.all(CHECKPOINTS)) == 2)
+    await world.run(5)
+    assert (world.status["phase"], world.status["epoch"]) == ("Moving", 1)
+    assert "a device is open" in world.condition("Movable")["message"]
+    assert "NotMoved" in world.api.said()
+    next(iter(world.incarnations.values())).offer()
+    await world.run(30)
+    assert (world.status["phase"], world.status["epoch"]) == ("Running", 2)
+    assert world.condition("Movable")["status"] == "True"
+
+
+async def a_drain_is_called_off(world: World) -> None:
+    await starts(world)
+    world.cordon(True)
+    await until(world, lambda: len(world.api.pods()) == 2)
+    world.cordon(False)
+    await world.run(30)
+    assert (world.status["phase"], world.status["epoch"]) == ("Running", 1)
+    assert [pod["metadata"]["name"] for pod in world.api.pods()] == ["build-1"]
+
+
+async def its_host_dies_in_a_move(world: World) -> None:
+    await starts(world)
+    world.cordon(True)
+    await until(world, lambda: world.api.all(CHECKPOINTS))
+    first = next(iter(world.incarnations.values()))
+    first.dead = True
+    await world.run(120)
+    assert (world.status["phase"], world.status["epoch"]) == ("Running", 2)
+    assert world.condition("Fresh")["reason"] == "HostLost"
+
+
+async def until(world: World, holds: Callable[[], object]) -> None:
+    for _ in range(60):
+        if holds():
+            return
+        await world.run(1)
+    raise AssertionError("it did not come to that")
+
+
 STORIES: list[Story] = [
+    its_node_is_drained,
+    a_move_fails_and_is_tried_again,
+    a_drain_is_called_off,
+    its_host_dies_in_a_move,
     starts,
     exits,
     exits_and_is_deleted,
@@ -161,7 +226,7 @@ def settled(world: World) -> dict[str, Any]:
                 for one in status["conditions"]
             ]
             status["notice"] = _timeless(status.get("notice"))
-        seen[f"{plural}/{name}"] = {
+        seen[re.sub(r"uid-\d+", "UID", f"{plural}/{name}")] = {
             "status": status,
             "finalizers": item["metadata"].get("finalizers"),
             "going": bool(item["metadata"].get("deletionTimestamp")),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.kube import LEASES
+from holdfast_kube.client import LEASES
 from operator_kit import Trips, World, session_object
 
 

@@ -15,10 +15,10 @@ import kopf
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from holdfast_kube.client import LEASES
+from holdfast_kube.credentials import Credentials, Token, find, from_kubeconfig
 from holdfast_operator import handlers, log, metrics, serve
 from holdfast_operator.contact import Contact
-from holdfast_operator.credentials import Credentials, Token, find, from_kubeconfig
-from holdfast_operator.kube import LEASES
 from holdfast_operator.leader import NAME, SECONDS, Leader
 from holdfast_operator.model import Phase
 from holdfast_operator.names import Key
@@ -249,8 +249,8 @@ def test_kopf_writes_nothing_and_its_watches_end() -> None:
     assert settings.watching.inactivity_timeout < settings.watching.server_timeout
 
 
-PURE = ("conditions", "contact", "decide", "events", "memory", "model", "names", "objects", "pods",
-        "settings", "sightings", "status", "template", "text")  # fmt: skip
+PURE = ("conditions", "contact", "decide", "events", "memory", "model", "moves", "names",
+        "objects", "pods", "settings", "sightings", "status", "template", "text")  # fmt: skip
 
 
 @pytest.mark.parametrize("module", PURE)

@@ -77,7 +77,17 @@ SIDECAR = {
         {"name": "holdfast-token", "mountPath": "/var/run/secrets/holdfast", "readOnly": True},
     ],
 }
-HOLD = ["/run/holdfast-bin/hold", "--socket", "/.holdfast/hold.sock", "--shared", "--wait", "--"]
+HOLD = [
+    "/run/holdfast-bin/hold",
+    "--socket",
+    "/.holdfast/hold.sock",
+    "--shared",
+    "--wait",
+    "--reserve",
+    "300",
+    "--movable",
+    "--",
+]
 MOUNTS = [
     {"name": "holdfast-bin", "mountPath": "/run/holdfast-bin", "readOnly": True},
     {"name": "holdfast-hold", "mountPath": "/.holdfast"},

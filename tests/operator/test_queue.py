@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from holdfast_operator.kube import Overloaded
+from holdfast_kube.client import Overloaded
 from holdfast_operator.queue import LONGEST_BACKOFF, WORKERS, Queue, Schedule
 from holdfast_wire.errors import Unavailable
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from holdfast_kube.client import ACCOUNTS, BUDGETS, LEASES, PODS, SESSIONS, Invalid
 from holdfast_operator import events, names, objects
 from holdfast_operator.conditions import Condition, Reason, Type, merged
 from holdfast_operator.events import Recent, Said, Saying
-from holdfast_operator.kube import ACCOUNTS, BUDGETS, LEASES, PODS, SESSIONS, Invalid
 from holdfast_operator.memory import Memory
 from holdfast_operator.model import Exit, LeaseSeen, PodSeen, Session
 from holdfast_operator.status import difference, due
@@ -124,7 +124,7 @@ async def test_ready_by_the_lease_and_not_by_the_pod() -> None:
     world = await running()
     ready = world.condition("Ready")
     assert (ready["status"], ready["reason"]) == ("True", "Running")
-    assert world.condition("Movable")["reason"] == "NoNodeAgent"
+    assert world.condition("Movable")["reason"] == "AgentReady"
     assert world.condition("Fenced") | {"lastTransitionTime": ""} == {
         "type": "Fenced",
         "status": "False",

@@ -8,9 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast_operator import names
-from holdfast_operator.contact import TOO_OLD_SECONDS, Contact
-from holdfast_operator.kube import (
+from holdfast_kube.client import (
     LEASES,
     PODS,
     Conflict,
@@ -22,6 +20,8 @@ from holdfast_operator.kube import (
     failure,
     lines,
 )
+from holdfast_operator import names
+from holdfast_operator.contact import TOO_OLD_SECONDS, Contact
 from holdfast_operator.names import Key
 from holdfast_operator.resync import Resync
 from holdfast_operator.sightings import Sightings, Urgency
@@ -88,7 +88,7 @@ async def test_lines_are_put_together() -> None:
 
 
 async def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast_operator.kube.MAX_LINE", 10)
+    monkeypatch.setattr("holdfast_kube.client.MAX_LINE", 10)
     with pytest.raises(Unavailable):
         _ = [line async for line in lines(stream(b"x" * 11))]
 

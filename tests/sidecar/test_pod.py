@@ -443,6 +443,14 @@ def test_the_environment_is_checked(tmp_path: Path) -> None:
         Settings.read(good | {"HOLDFAST_LEASE_SECONDS": "5"})
 
 
+def test_where_a_session_is_awaited_nothing_is_made_before_it_comes(tmp_path: Path) -> None:
+    waits = Settings.read({**GOOD, "HOLDFAST_STATE": str(tmp_path), "HOLDFAST_RESTORE": "it-2"})
+    assert waits.restore
+    PodSidecar(waits)
+    assert list(tmp_path.iterdir()) == []
+    assert not Settings.read({**GOOD, "HOLDFAST_STATE": str(tmp_path)}).restore
+
+
 def test_when_it_was_created_does_not_change(tmp_path: Path) -> None:
     assert pod_module._created(tmp_path / "created") > 0
     os.utime(tmp_path / "created", (1000, 1000))
@@ -458,17 +466,6 @@ def test_the_epoch_replaces_what_a_killed_sidecar_left(tmp_path: Path) -> None:
         pod_module._write_epoch(tmp_path, Epoch(12))
         assert (tmp_path / "epoch").stat().st_ino != inode  # it could not be written to
     assert (tmp_path / "epoch").read_text() == "12\n"
-
-
-def test_last_lines_are_few_and_plain() -> None:
-    lines = pod_module._last_lines
-    assert lines("") == [""]
-    assert lines("a\n\n\x1b[1mb\u202e\t\n\n") == ["a", "", "[1mb"]
-    assert lines("\n".join(map(str, range(100)))) == [str(n) for n in range(80, 100)]
-    long = lines("first\n" + "\u20ac" * 4000)
-    assert len(long) == 1
-    assert 4000 < len(long[0].encode()) < 4096
-    assert len("\n".join(lines("\n".join(["x" * 1000] * 20)))) <= 4096
 
 
 LOADED = """

@@ -93,6 +93,16 @@ class TurnMachine(RuleBasedStateMachine):
         assert self.turn.holder == actor
         self.turn.check_write(actor, None)
 
+    @rule()
+    def lapse(self) -> None:
+        holder = self.turn.holder
+        self.turn.lapse()
+        writers = [p.actor for p in self.turn.participants if p.mode is Mode.WRITE]
+        if holder in writers:
+            assert self.turn.holder == holder
+        else:
+            assert self.turn.holder == (writers[0] if writers else None)
+
     @precondition(lambda self: self.turn.participants)
     @rule(data=st.data(), columns=st.integers(2, 300))
     def window(self, data: st.DataObject, columns: int) -> None:
@@ -215,6 +225,17 @@ def test_a_program_that_is_not_attached_takes_the_turn_and_leaves_the_size_alone
         turn.check_write(ANA, a)
     bot = here(turn, "bot", BOT, size=(120, 50))
     assert (turn.lead, turn.size()) == (bot, (120, 50))
+
+
+def test_a_turn_that_is_kept_for_somebody_lapses_unless_he_comes() -> None:
+    for comes in (True, False):
+        turn = Turn()
+        turn.take(ANA, None)
+        ben = here(turn, "b", BEN, size=(90, 20))
+        assert (turn.holder, turn.size()) == (ANA, None)
+        ana = here(turn, "a", ANA) if comes else None
+        turn.lapse()
+        assert (turn.holder, turn.lead) == ((ANA, ana) if comes else (BEN, ben))
 
 
 @pytest.mark.parametrize("text", ["WRITE", "", "read", None, 3, ["write"]])

@@ -33,6 +33,7 @@ OWNER = "session-uid"
 
 
 def lease(epoch: int = 1, holder: str = "", **notes: str) -> dict[str, Any]:
+    """As the operator makes it, but for its owner; see `owned`."""
     annotations = {PREFIX + name.replace("_", "-"): text for name, text in notes.items()}
     return {
         "apiVersion": "coordination.k8s.io/v1",
@@ -45,6 +46,11 @@ def lease(epoch: int = 1, holder: str = "", **notes: str) -> dict[str, Any]:
         },
         "spec": {"holderIdentity": holder, "leaseDurationSeconds": 20},
     }
+
+
+def owned(body: dict[str, Any], uid: str = OWNER) -> dict[str, Any]:
+    body["metadata"]["ownerReferences"] = [{"kind": "Session", "name": "it", "uid": uid}]
+    return body
 
 
 def status(code: int, reason: str, message: str = "") -> dict[str, Any]:
@@ -111,6 +117,7 @@ class FakeApi:
         self.connections = 0
         self.faults: deque[Fault] = deque()
         self.always = Fault()
+        self.choose: Callable[[Request], Fault | None] = lambda _request: None
         self._version = 100
         self.lock = threading.RLock()
         self._open: set[socket.socket] = set()
@@ -201,6 +208,7 @@ class FakeApi:
         with self.lock:
             self.requests.append(request)
             fault = self.faults.popleft() if self.faults else self.always
+            fault = self.choose(request) or fault
         fault.before()
         if fault.hang is not None:
             fault.hang.wait(30)
@@ -307,17 +315,21 @@ def hold_binary() -> str | None:
 class Pod:
     """hold and a sidecar as processes, in a folder of their own, and their API."""
 
-    def __init__(self, folder: Path, duration: int) -> None:
-        self.folder, self.duration = folder, duration
+    def __init__(self, folder: Path, duration: int, before: Pod | None = None) -> None:
+        """`before` is the pod whose session is to go on in this one: they have one API."""
+        self.folder, self.duration, self.before = folder, duration, before
+        self.uid, self.epoch = ("target-uid", 4) if before else ("pod-uid", 3)
         self.state, self.run = folder / "state", folder / "run"
         self.state.mkdir()
         self.run.mkdir()
         self.socket = folder / "hold.sock"
-        self.api = FakeApi(folder)
-        self.api.put(lease(3))
+        self.api: FakeApi = before.api if before else FakeApi(folder)
+        if before is None:
+            self.api.put(owned(lease(3)))
         self.hold: subprocess.Popen[bytes] | None = None
         self.sidecar: subprocess.Popen[bytes] | None = None
         self.log = folder / "log"
+        self.for_agents = False  # a user who is not root is to be served at agent.sock
         self._pids: list[int] = []
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -327,13 +339,14 @@ class Pod:
             "HOLDFAST_SESSION": "it",
             "HOLDFAST_NAMESPACE": "ns",
             "HOLDFAST_SESSION_UID": OWNER,
-            "HOLDFAST_EPOCH": "3",
+            "HOLDFAST_EPOCH": str(self.epoch),
+            "HOLDFAST_RESTORE": "it-3" if self.before else "",
             "HOLDFAST_LEASE_SECONDS": str(self.duration),
             "HOLDFAST_COLUMNS": "80",
             "HOLDFAST_ROWS": "24",
             "HOLDFAST_SCROLLBACK": "1000",
             "HOLDFAST_COMMAND": '["bash"]',
-            "HOLDFAST_POD_UID": "pod-uid",
+            "HOLDFAST_POD_UID": self.uid,
             "HOLDFAST_STATE": str(self.state),
             "HOLDFAST_HOLD": str(self.socket),
             "HOLDFAST_RUN": str(self.run),
@@ -366,9 +379,11 @@ class Pod:
         return pid
 
     def start_sidecar(self, **more: str) -> subprocess.Popen[bytes]:
+        # In a user namespace of its own it takes whoever runs the tests for root.
+        mapped = ["unshare", "--user", "--map-root-user"] if self.for_agents else []
         with self.log.open("ab") as log:
             self.sidecar = subprocess.Popen(
-                [sys.executable, "-m", "holdfast_sidecar.pod"],
+                [*mapped, sys.executable, "-m", "holdfast_sidecar.pod"],
                 env=self.environment(**more),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -400,6 +415,31 @@ class Pod:
         path = self.state / "sidecar.sock"
         until(path.exists, "the sidecar's socket")
         return Client(path)
+
+    def agent(self, what: str, **fields: Any) -> dict[str, Any]:
+        """What the node's agent is told at agent.sock."""
+        path = self.state / "agent.sock"
+        until(lambda: listener_pid(path, socket.SOCK_STREAM), "agent.sock")
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(40)
+            sock.connect(str(path))
+            sock.sendall(json.dumps({"do": what, **fields}).encode() + b"\n")
+            with sock.makefile("rb") as stream:
+                line = stream.readline()
+        if not line:
+            raise ConnectionResetError("the sidecar closed the connection")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def ask_hold(self, request: str) -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(10)
+            sock.connect(str(self.socket))
+            sock.send(request.encode())
+            while True:
+                found: dict[str, Any] = json.loads(sock.recv(65536))
+                if "ok" in found:
+                    return found
 
     def status(self) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -435,4 +475,5 @@ class Pod:
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 if "hold" in Path(f"/proc/{pid}/comm").read_text():
                     os.kill(pid, signal.SIGKILL)
-        self.api.close()
+        if self.before is None:
+            self.api.close()

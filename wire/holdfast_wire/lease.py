@@ -14,6 +14,10 @@ began after the holder's, and with
 it ends after everything of the old incarnation is frozen and nothing it did is still under way.
 How long the API takes to answer does not enter. Wall clocks are never read. `make check-lease`
 tries to refute all of this.
+
+A live incarnation changes places without that wait: its sidecar, once everything is frozen, writes
+an offer into the Lease, which names one pod. That pod is a `Taker`. An offer ends by one
+compare-and-swap, the holder's or the taker's, and the loser of the two sees that it lost.
 """
 
 from __future__ import annotations
@@ -91,6 +95,8 @@ class Record:
     epoch: Epoch
     holder: str  # "" if vacant
     released: bool = False  # by the holder of this epoch, for good
+    offer: str = ""  # the UID of the pod that may take it over, alive
+    offered: str = ""  # names this offer among all: compared for equality, never for order
 
 
 NOBODY: Final = "nobody"
@@ -175,6 +181,37 @@ class Holder:
     def expired(self, now: float) -> bool:
         """Whether nothing may run now; true before the first acknowledged renewal."""
         return self.deadline is None or now >= self.deadline
+
+
+class Taking(Enum):
+    """How an offer stands for the pod it names, by its last read of the Lease."""
+
+    TAKE = "take"  # by compare-and-swap on the version that was read
+    TAKEN = "taken"  # by this very pod: an earlier write landed, and its answer was lost
+    GONE = "gone"  # it was taken back, or never made, or the Lease went on: never take it
+
+
+class Taker:
+    """The side of the pod to which a live incarnation is offered.
+
+    Invariant: it takes only a version in which the offer names its pod and the epoch is the one
+    before its own. The holder froze everything before it offered. What it did before that may be
+    still under way, but it is the past of the very processes that go on here.
+    """
+
+    def __init__(self, pod: str, identity: str, epoch: Epoch) -> None:
+        self.pod, self.identity, self.epoch = pod, identity, epoch
+
+    def saw(self, record: Record | None) -> Taking:
+        if record is not None and (record.epoch, record.holder) == (self.epoch, self.identity):
+            return Taking.TAKEN
+        offered = record is not None and self._is_offered(record)
+        return Taking.TAKE if offered else Taking.GONE
+
+    def _is_offered(self, record: Record) -> bool:
+        held = record.holder not in ("", NOBODY) and not record.released
+        named = bool(record.offered) and record.offer == self.pod
+        return held and named and record.epoch == self.epoch - 1
 
 
 class Observer:

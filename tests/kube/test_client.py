@@ -12,9 +12,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from holdfast_kube.client import PODS, ROLES, Invalid, Kube
+from holdfast_kube.credentials import Credentials
 from holdfast_operator import handlers
-from holdfast_operator.credentials import Credentials
-from holdfast_operator.kube import PODS, ROLES, Invalid, Kube
 
 
 async def test_unknown_fields_are_refused_where_asked() -> None:

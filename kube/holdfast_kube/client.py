@@ -1,4 +1,4 @@
-"""The one module that talks to the API server (kopf's own watches aside).
+"""The one module that talks to the API server (kopf's own watches and the sidecar aside).
 
 Every request has a deadline. Every failure is one of the errors below, so that callers decide by
 type; an answer that did not come is `Unavailable`, and the write may have landed: read again.
@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import aiohttp
 
-from holdfast_operator.credentials import Credentials, Token
+from holdfast_kube.credentials import Credentials, Token
 from holdfast_wire.errors import (
     AlreadyExists,
     Forbidden,
@@ -88,6 +88,8 @@ ACCOUNTS: Final = Resource("/api/v1", "serviceaccounts")
 ROLES: Final = Resource("/apis/rbac.authorization.k8s.io/v1", "roles")
 BINDINGS: Final = Resource("/apis/rbac.authorization.k8s.io/v1", "rolebindings")
 BUDGETS: Final = Resource("/apis/policy/v1", "poddisruptionbudgets")
+CHECKPOINTS: Final = Resource("/apis/holdfast.dev/v1alpha1", "checkpoints")
+NODES: Final = Resource("/api/v1", "nodes")
 EVENTS: Final = Resource("/apis/events.k8s.io/v1", "events")
 
 
@@ -129,20 +131,21 @@ class Kube:
     """An `Api` over HTTP."""
 
     def __init__(
-        self, credentials: Credentials, counted: Callable[[str, str], None] = lambda *_: None
+        self,
+        credentials: Credentials,
+        counted: Callable[[str, str], None] = lambda *_: None,
+        agent: str = "holdfast-operator",
     ) -> None:
         self._server = credentials.server
         self._token = Token(credentials)
         self._tls = credentials.tls()
-        self._counted = counted
+        self._counted, self._agent = counted, agent
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Kube:
         # A few more connections than workers: the watches hold theirs for minutes.
         connector = aiohttp.TCPConnector(ssl=self._tls, limit=32, keepalive_timeout=60)
-        self._http = aiohttp.ClientSession(
-            connector=connector, headers={"User-Agent": "holdfast-operator"}
-        )
+        self._http = aiohttp.ClientSession(connector=connector, headers={"User-Agent": self._agent})
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -219,9 +222,10 @@ class Kube:
         *,
         seconds: int,
         silence: float,
+        metadata_only: bool = True,
     ) -> AsyncIterator[Object]:
-        """Metadata-only events from `version` on, until the server ends it after `seconds`.
-        `Unavailable` after `silence` seconds without even a bookmark."""
+        """Events from `version` on, until the server ends it after `seconds`. `Unavailable`
+        after `silence` seconds without even a bookmark."""
         params = {
             "watch": "1",
             "allowWatchBookmarks": "true",
@@ -230,7 +234,8 @@ class Kube:
             "timeoutSeconds": str(seconds),
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=silence)
-        headers = self._headers(_METADATA.format(kind="PartialObjectMetadata"))
+        accept = _METADATA.format(kind="PartialObjectMetadata") if metadata_only else None
+        headers = self._headers(accept)
         url = self._server + kind.path(namespace)
         try:
             async with self._session.get(

@@ -1,0 +1,3 @@
+module holdfast.test/server
+
+go 1.21

@@ -1,0 +1,178 @@
+"""Which processes on this node make a session: hold, the keeper, the sidecar, and the terminal.
+
+Everything is read from the host's /proc. A session's own processes can name themselves as they
+like, so none is trusted by its name alone: hold and the sidecar are PID 1 of their containers,
+which the pod's template chose, and the keeper is hold's own child.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast_wire.errors import NotFound
+
+from . import freezer
+
+PROC: Final = Path("/proc")
+_PTMX: Final = re.compile(r"^(/dev/ptmx|/dev/pts/ptmx|/ptmx)$")
+_PF_EXITING: Final = 0x4
+_PIDFD_GETFD: Final = 438  # the same number on every architecture
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A session's pod as this node sees it; PIDs are the host's."""
+
+    uid: str
+    hold: int
+    sidecar: int | None
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """The session's terminal, taken from its keeper. Whoever has it closes `master`."""
+
+    master: int
+    path: str  # of the slave side, as the container names it
+
+
+def find(pod_uid: str) -> Pod:
+    """The running session pod with that UID; NotFound when it is not on this node, or not up."""
+    firsts = [pid for pid in _pids() if _is_first(pid) and _pod_of(pid) == pod_uid]
+    hold = next((pid for pid in firsts if _is_hold(arguments(pid))), None)
+    if hold is None:
+        raise NotFound(f"no session runs in pod {pod_uid} on this node")
+    sidecar = next((pid for pid in firsts if _is_sidecar(arguments(pid))), None)
+    return Pod(pod_uid, hold, sidecar)
+
+
+def keeper_of(hold: int) -> int:
+    """The root of the tree; NotFound when none was started or it has ended."""
+    for pid in freezer.children(hold):
+        if name(pid) == "keeper" and not ending(pid):
+            return pid
+    raise NotFound("the session has no processes")
+
+
+def command_of(keeper: int) -> int:
+    """The session's command: of the keeper's children, which may be many, the one that leads a
+    session on a terminal."""
+    for pid in freezer.children(keeper):
+        fields = _stat(pid)
+        if fields and int(fields[3]) == pid and int(fields[4]) != 0:
+            return pid
+    raise NotFound("the session's command has ended")
+
+
+def terminal_of(keeper: int) -> Terminal:
+    """A copy of the terminal's master side out of the keeper, which may well be frozen."""
+    for entry in sorted((PROC / str(keeper) / "fd").iterdir(), key=lambda one: int(one.name)):
+        if _PTMX.match(str(entry.readlink())):
+            return Terminal(fetch(keeper, int(entry.name)), _slave(keeper, int(entry.name)))
+    raise NotFound("the session's keeper holds no terminal")
+
+
+def fetch(pid: int, number: int) -> int:
+    """Descriptor `number` of another process, as one of ours."""
+    process = os.pidfd_open(pid)
+    try:
+        fd = int(_libc.syscall(_PIDFD_GETFD, process, number, 0))
+        if fd < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), f"descriptor {number} of process {pid}")
+    finally:
+        os.close(process)
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def inner_pid(pid: int) -> int:
+    """`pid` as its own container sees it."""
+    return int(status(pid)["NSpid"].split()[-1])
+
+
+def ids_of(pid: int) -> tuple[int, int]:
+    """Its real user and group."""
+    found = status(pid)
+    return int(found["Uid"].split()[0]), int(found["Gid"].split()[0])
+
+
+def ending(pid: int) -> bool:
+    """It is gone, or was killed and waits for those of its PID namespace. With cgroup v1 it waits
+    for ever while they are frozen: somebody has to kill them then."""
+    fields = _stat(pid)
+    return not fields or fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)
+
+
+def status(pid: int) -> dict[str, str]:
+    lines = (PROC / str(pid) / "status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def name(pid: int) -> str:
+    try:
+        return (PROC / str(pid) / "comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def arguments(pid: int) -> list[str]:
+    try:
+        text = (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return []
+    return [part.decode(errors="replace") for part in text.split(b"\0")[:-1]]
+
+
+def _stat(pid: int) -> list[str]:
+    """Of /proc/PID/stat what follows the name: state, parent, group, session, terminal, ..."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _slave(keeper: int, number: int) -> str:
+    for line in (PROC / str(keeper) / "fdinfo" / str(number)).read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == "tty-index":
+            return f"/dev/pts/{value.strip()}"
+    raise NotFound("the keeper's terminal has no slave side")
+
+
+def _pids() -> Iterator[int]:
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            yield int(entry.name)
+
+
+def _is_first(pid: int) -> bool:
+    try:
+        numbers = status(pid).get("NSpid", "").split()
+    except OSError:
+        return False
+    return len(numbers) > 1 and numbers[-1] == "1"
+
+
+def _pod_of(pid: int) -> str | None:
+    try:
+        found = freezer.memberships((PROC / str(pid) / "cgroup").read_text())
+    except OSError:
+        return None
+    return next((uid for one in found if (uid := freezer.pod_uid(one.path))), None)
+
+
+def _is_hold(words: list[str]) -> bool:
+    return bool(words) and Path(words[0]).name == "hold" and "--socket" in words
+
+
+def _is_sidecar(words: list[str]) -> bool:
+    """A script with an interpreter before it, or the program itself."""
+    return any(Path(word).name == "holdfast-sidecar" for word in words[:3])

@@ -1,0 +1,139 @@
+"""CRIU's protocol: one request, questions from CRIU on the way, one answer.
+
+The messages are CRIU's own, from its Python package (`pycriu`, as Debian's python3-pycriu has it),
+which needs `protobuf`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from pycriu import rpc_pb2 as rpc
+from pycriu.images import fdinfo_pb2, pstree_pb2
+
+from .entering import Entered
+
+LOG_LEVEL: Final = 4
+SEIZE_SECONDS: Final = 5  # the tree is frozen already, so this takes milliseconds or never ends
+GHOST_LIMIT: Final = 64 << 20
+
+
+class Kind(Enum):
+    DUMP = rpc.DUMP
+    RESTORE = rpc.RESTORE
+
+    @property
+    def log(self) -> str:
+        return f"{self.name.lower()}.log"
+
+
+@dataclass(frozen=True)
+class Answer:
+    success: bool
+    message: str  # CRIU's first error, if it has one
+    errno: int
+    pid: int | None  # of the restored tree's root
+
+
+Notified = Callable[[str, int | None], Awaitable[bool]]
+"""Called with a script's name; CRIU goes on when it returned true."""
+
+
+async def converse(entered: Entered, request: bytes, notified: Notified | None = None) -> Answer:
+    await entered.send(request)
+    while True:
+        response = rpc.criu_resp()
+        response.ParseFromString(await entered.receive())
+        if response.type != rpc.NOTIFY:
+            return _answer(response)
+        asked = response.notify
+        pid = int(asked.pid) if asked.HasField("pid") else None
+        go_on = True if notified is None else await notified(str(asked.script), pid)
+        reply = rpc.criu_req(type=rpc.NOTIFY, notify_success=go_on)
+        await entered.send(bytes(reply.SerializeToString()))
+
+
+def _answer(response: Any) -> Answer:
+    restored = response.HasField("restore")
+    return Answer(
+        success=bool(response.success),
+        message=str(response.cr_errmsg).strip(),
+        errno=int(response.cr_errno),
+        pid=int(response.restore.pid) if restored else None,
+    )
+
+
+def dump_request(keeper: int, images: str, freezer: str) -> bytes:
+    """`keeper` as its container numbers it. The tree is left alive, frozen by its cgroup: CRIU
+    freezes what it found frozen before it lets go of it."""
+    request = _request(Kind.DUMP, images)
+    request.opts.pid = keeper
+    request.opts.leave_running = True
+    request.opts.timeout = SEIZE_SECONDS
+    request.opts.freeze_cgroup = freezer
+    return bytes(request.SerializeToString())
+
+
+def restore_request(images: str) -> bytes:
+    request = _request(Kind.RESTORE, images)
+    request.opts.notify_scripts = True
+    return bytes(request.SerializeToString())
+
+
+def _request(kind: Kind, images: str) -> Any:
+    request = rpc.criu_req(type=kind.value)
+    options = request.opts
+    options.images_dir_fd = -1
+    options.images_dir = images
+    options.log_level = LOG_LEVEL
+    options.log_file = kind.log
+    options.tcp_established = True
+    options.tcp_skip_in_flight = True  # a connection nobody accepted yet has no process to move
+    options.file_locks = True
+    options.ext_unix_sk = True
+    options.link_remap = True
+    options.ghost_limit = GHOST_LIMIT
+    options.manage_cgroups_mode = rpc.IGNORE
+    # Connections between frozen processes have no traffic, and the others are cut: nothing to lock.
+    options.network_lock = rpc.SKIP
+    return request
+
+
+def pids_in(images: Path) -> frozenset[int]:
+    """Every number that a dumped tree needs free where it is restored."""
+    found: set[int] = set()
+    for entry in _entries(images / "pstree.img", pstree_pb2.pstree_entry):
+        found.update((entry.pid, entry.pgid, entry.sid), entry.threads)
+    return frozenset(found - {0})
+
+
+def addresses_in(images: Path) -> frozenset[str]:
+    """The addresses of their own that a dumped tree's sockets have, and that CRIU gives them again:
+    not the loopback ones, which are everywhere, nor those that stand for all."""
+    found = set()
+    for entry in _entries(images / "files.img", fdinfo_pb2.file_entry):
+        if entry.HasField("isk") and entry.isk.src_addr:
+            size = 4 if entry.isk.family == socket.AF_INET else 16
+            packed = struct.pack(f"={len(entry.isk.src_addr)}I", *entry.isk.src_addr)[:size]
+            address = ipaddress.ip_address(packed)
+            address = getattr(address, "ipv4_mapped", None) or address
+            if not (address.is_loopback or address.is_unspecified):
+                found.add(str(address))
+    return frozenset(found)
+
+
+def _entries(path: Path, kind: Any) -> Iterator[Any]:
+    """An image is two magic numbers, and messages with their length before them."""
+    data = path.read_bytes()
+    place = 8
+    while place < len(data):
+        (length,) = struct.unpack_from("=I", data, place)
+        yield kind.FromString(data[place + 4 : place + 4 + length])
+        place += 4 + length

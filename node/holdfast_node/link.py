@@ -1,0 +1,198 @@
+"""Frames over one TLS connection, with a blocking socket: OpenSSL works without Python's lock, and
+a thread that reads, checks and writes in one go needs no copies between. One thread at a time uses
+a link, for OpenSSL allows no more. Its silence is watched from the event loop: a socket with a
+timeout of its own asks the kernel before each record, which takes a tenth of the time.
+
+    frame  kind u8, part u16, length u32, then that many bytes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import socket
+import ssl
+import struct
+import time
+from enum import IntEnum
+from typing import Any, Final
+
+from holdfast_wire.errors import BadRequest, Retry, Unauthenticated
+
+VERSION: Final = 1
+PEER: Final = "holdfast-node"  # the name in every agent's certificate
+SILENCE: Final = 10.0  # seconds without a byte, and the link counts as lost
+TICK: Final = 2.0  # a side with nothing to say says so this often
+CHUNK: Final = 256 << 10  # of data in one frame: it stays in a core's cache from end to end
+MESSAGE_MAX: Final = 4 << 20  # of any other frame: a manifest
+_HEAD: Final = struct.Struct(">BHI")
+
+
+class LinkLost(Retry):
+    """The connection to the other agent broke or fell silent. What the other side did with what
+    it has by then is not known from this."""
+
+    code = "link_lost"
+
+
+class Frame(IntEnum):
+    HELLO = 1
+    BEGIN = 2  # a part, by its number; body: its name
+    DATA = 3
+    END = 4  # of a part; body: its size and tag
+    MANIFEST = 5
+    ABORT = 6
+    TICK = 7
+    PROGRESS = 8  # body: bytes taken so far
+    RECEIVED = 9  # all is there and found right
+    COMMITTED = 10
+    FAILED = 11  # body: the reason
+
+
+_KINDS: Final = frozenset(Frame)
+
+
+class Link:
+    def __init__(self, wrapped: ssl.SSLSocket) -> None:
+        self._socket = wrapped
+        self._head = memoryview(bytearray(_HEAD.size))
+        self._since: float | None = None  # when the last byte moved; None: none is waited for
+        self._silent = False
+
+    async def watch(self) -> None:
+        """Runs beside whatever uses the link, and interrupts it when it has waited too long."""
+        while True:
+            await asyncio.sleep(SILENCE / 10)
+            since = self._since
+            if since is not None and time.monotonic() - since > SILENCE:
+                self._silent = True
+                self.interrupt()
+
+    def send(self, kind: Frame, body: bytes | memoryview = b"", part: int = 0) -> None:
+        self._since = time.monotonic()
+        try:
+            if len(body) < CHUNK // 2:
+                self._socket.sendall(_HEAD.pack(kind, part, len(body)) + body)
+                return
+            self._socket.sendall(_HEAD.pack(kind, part, len(body)))
+            self._socket.sendall(body)
+        except (OSError, ValueError) as error:
+            raise self._lost(str(error)) from error
+        finally:
+            self._since = None
+
+    def send_json(self, kind: Frame, body: Any, part: int = 0) -> None:
+        self.send(kind, json.dumps(body).encode(), part)
+
+    def head(self) -> tuple[Frame, int, int]:
+        """(kind, part, length) of the next frame; its body is to be read next."""
+        self.read_into(self._head)
+        kind, part, length = _HEAD.unpack(self._head)
+        if kind not in _KINDS or length > (CHUNK if kind == Frame.DATA else MESSAGE_MAX):
+            raise BadRequest("the other agent sent what is no frame")
+        return Frame(kind), part, length
+
+    def body(self, length: int) -> bytes:
+        data = bytearray(length)
+        self.read_into(memoryview(data))
+        return bytes(data)
+
+    def read_into(self, view: memoryview) -> None:
+        self._since = time.monotonic()
+        try:
+            while view:
+                count = self._socket.recv_into(view)
+                if not count:
+                    raise self._lost("it was closed")
+                view = view[count:]
+                self._since = time.monotonic()
+        except (OSError, ValueError) as error:
+            raise self._lost(str(error)) from error
+        finally:
+            self._since = None
+
+    def _lost(self, why: str) -> LinkLost:
+        if self._silent:
+            return LinkLost(f"nothing from the other agent for {SILENCE:.0f} s")
+        return LinkLost(f"the connection to the other agent broke: {why}")
+
+    def waiting(self) -> bool:
+        """There is something to read at once."""
+        if self._socket.pending():
+            return True
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def drain(self) -> None:
+        """Lets the other side read our last word: what it still sends is thrown away, for a
+        moment, as closing on unread bytes would take that word from it."""
+        until = time.monotonic() + TICK
+        trash = bytearray(CHUNK)
+        try:
+            self._socket.settimeout(TICK)
+            while time.monotonic() < until and self._socket.recv_into(trash):
+                pass
+        except (OSError, ValueError):
+            return
+
+    def interrupt(self) -> None:
+        """From any thread: whoever waits for the other side stops waiting."""
+        try:
+            # Not the wrapped socket's own: that would take OpenSSL's state from under the thread.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def as_json(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise BadRequest("the other agent sent a message that is no object")
+    return value
+
+
+def _tune(plain: socket.socket) -> None:
+    plain.settimeout(SILENCE)
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE * 1000))
+
+
+def dial(address: tuple[str, int], context: ssl.SSLContext) -> Link:
+    try:
+        plain = socket.create_connection(address, timeout=SILENCE)
+    except OSError as error:
+        raise LinkLost(f"the other agent cannot be reached at {address[0]}: {error}") from error
+    return _wrap(plain, context, server=False)
+
+
+def answer(plain: socket.socket, context: ssl.SSLContext) -> Link:
+    return _wrap(plain, context, server=True)
+
+
+def _wrap(plain: socket.socket, context: ssl.SSLContext, *, server: bool) -> Link:
+    """Both sides must show a certificate of the agents' authority with the agents' name in it."""
+    try:
+        _tune(plain)
+        wrapped = context.wrap_socket(
+            plain, server_side=server, server_hostname=None if server else PEER
+        )
+    except ssl.SSLError as error:
+        plain.close()
+        raise Unauthenticated(f"the other side is no agent of this cluster: {error}") from error
+    except OSError as error:
+        plain.close()
+        raise LinkLost(f"the connection to the other agent broke: {error}") from error
+    shown: Any = wrapped.getpeercert() or {}
+    if ("DNS", PEER) not in shown.get("subjectAltName", ()):
+        wrapped.close()
+        raise Unauthenticated("the other side's certificate is not a node agent's")
+    wrapped.settimeout(None)  # see `watch`
+    return Link(wrapped)

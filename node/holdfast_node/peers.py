@@ -1,0 +1,93 @@
+"""The two processes in a session's pod that an agent talks to: its sidecar and its hold.
+
+Both listen on Unix sockets in the pod's volumes, reached through /proc/PID/root. Both know the
+agent by what the kernel says of it: root to the sidecar, outside its PID namespace to hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast_wire.errors import HoldfastError, Unavailable
+
+AGENT_SOCKET: Final = "var/lib/holdfast/agent.sock"
+STATE: Final = "var/lib/holdfast"
+HOLD_SOCKET: Final = ".holdfast/hold.sock"
+_ANSWER_SECONDS: Final = 10.0
+_LINE: Final = 1 << 20
+_PACKET: Final = 64 << 10
+
+
+class Refused(HoldfastError):
+    """The sidecar or hold said no; `code` is its word for it."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.word = code
+
+
+class SidecarLink:
+    """One request at a time, each on a connection of its own: a sidecar may be started anew
+    between any two."""
+
+    def __init__(self, pid: int) -> None:
+        self.state = Path(f"/proc/{pid}/root") / STATE
+        self._path = Path(f"/proc/{pid}/root") / AGENT_SOCKET
+
+    async def ask(self, do: str, seconds: float = _ANSWER_SECONDS, **fields: Any) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await self._exchange({"do": do, **fields})
+        except (OSError, EOFError, ValueError, TimeoutError) as error:
+            raise Unavailable(f"the sidecar does not answer {do}: {error!r}") from error
+        if answer.get("ok") is not True:
+            raise Refused(str(answer.get("code", "")), str(answer.get("message", "")))
+        return answer
+
+    async def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
+        reader, writer = await asyncio.open_unix_connection(str(self._path), limit=_LINE)
+        try:
+            writer.write(json.dumps(request).encode() + b"\n")
+            line = await reader.readline()
+        finally:
+            writer.close()
+        if not line.endswith(b"\n"):
+            raise EOFError("the connection ended")
+        found = json.loads(line)
+        if not isinstance(found, dict):
+            raise ValueError("not an object")
+        return found
+
+
+def ask_hold(pid: int, request: str, descriptor: int | None = None) -> dict[str, Any]:
+    """`pid` is hold's own, on the host. A packet there and a packet back."""
+    path = Path(f"/proc/{pid}/root") / HOLD_SOCKET
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(_ANSWER_SECONDS)
+        try:
+            sock.connect(str(path))
+            if descriptor is None:
+                sock.send(request.encode())
+            else:
+                socket.send_fds(sock, [request.encode()], [descriptor])
+            answer = _until(sock, lambda packet: "event" not in packet)
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"hold does not answer {request.split()[0]}: {error!r}") from error
+    if answer.get("ok") is not True:
+        raise Refused(str(answer.get("error", "")), str(answer.get("message", "")))
+    return answer
+
+
+def _until(sock: socket.socket, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    while True:
+        data = sock.recv(_PACKET)
+        if not data:
+            raise OSError("it closed the connection")
+        packet = json.loads(data)
+        if isinstance(packet, dict) and wanted(packet):
+            return packet

@@ -1,0 +1,355 @@
+"""The receiving side of a transfer. What arrives is written, and checked on the way; it counts only
+when the signed manifest has come and agrees with all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from cryptography.hazmat.primitives.poly1305 import Poly1305
+
+from holdfast_wire.errors import BadRequest, HoldfastError, Internal, TooLarge, Unsupported
+
+from . import log
+from .link import CHUNK, TICK, VERSION, Frame, Link, LinkLost, answer, as_json
+from .pair import (
+    SALT,
+    Fault,
+    Keys,
+    Manifest,
+    Part,
+    Unfit,
+    check_checkpoint,
+    check_part,
+    verify,
+)
+
+_TELL: Final = 64 << 20  # bytes between two words of progress
+_AT_ONCE: Final = 16  # connections; a node has few sessions to take at a time
+_PARTS: Final = 4096  # of one checkpoint: CRIU writes some ten files for each process
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+T = TypeVar("T")
+
+
+class Abandoned(LinkLost):
+    """The sender gave up."""
+
+
+@dataclass(slots=True)
+class _Coming:
+    name: str
+    opened: int
+    tagger: Poly1305
+    size: int = 0
+
+
+class Receiver:
+    """One checkpoint on its way in. The handler calls `receive` once, restores, and then says
+    `committed`, or raises; while it restores, the sender hears that we are at it."""
+
+    def __init__(self, link: Link, keys: Keys, worker: ThreadPoolExecutor, peer: str) -> None:
+        self._link, self._keys, self._worker = link, keys, worker
+        self._loop = asyncio.get_running_loop()
+        self._arrived: dict[str, asyncio.Future[Path]] = {}
+        self._buffer = memoryview(bytearray(CHUNK))
+        self._coming: dict[int, _Coming] = {}
+        self._found: dict[str, Part] = {}
+        self._salt = b""
+        self.peer = peer
+        self.checkpoint = ""
+        self.about: dict[str, str] = {}
+        self.taken = 0  # bytes of parts
+        self.signed = b""  # the manifest as it came, for the store
+        self.received = False
+        self.said = False  # what became of it
+        self.lost = False  # the sender is gone: the Lease says what it needs to know
+
+    async def receive(self, directory: Path, *, limit: int | None = None) -> Manifest:
+        """Each part becomes a file of its name in `directory`, which is made, and removed again
+        unless all is well. `limit`: bytes. Raises Unfit, LinkLost, TooLarge, OSError."""
+        try:
+            return await self.run(lambda: self._receive_into(directory, limit))
+        except BaseException as error:
+            for future in self._arrived.values():
+                if not future.done():
+                    future.set_exception(LinkLost(f"the part did not arrive: {error}"))
+                    future.exception()  # nobody may be waiting
+            raise
+
+    def arrived(self, part: str) -> asyncio.Future[Path]:
+        """Done when that part is there, ahead of the others. It is then whole, and from an agent,
+        but what it belongs to is known only when `receive` returns."""
+        return self._arrived.setdefault(part, self._loop.create_future())
+
+    async def committed(self) -> None:
+        await self._say(Frame.COMMITTED, b"")
+
+    async def failed(self, error: HoldfastError) -> None:
+        await self._say(Frame.FAILED, error)
+
+    async def _say(self, kind: Frame, what: bytes | HoldfastError) -> None:
+        if self.said:
+            return
+        self.said = True
+
+        def work() -> None:
+            if isinstance(what, HoldfastError):
+                self._link.send_json(kind, what.to_json())
+            else:
+                self._link.send(kind, what)
+
+        try:
+            await self.run(work)
+        except LinkLost:
+            self.lost = True
+
+    async def watch(self) -> None:
+        await self._link.watch()
+
+    async def ticking(self) -> None:
+        while not self.said and not self.lost:
+            await asyncio.sleep(TICK)
+            if self.received and not self.said:
+                try:
+                    await self.run(lambda: self._link.send(Frame.TICK))
+                except LinkLost:
+                    self.lost = True
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """In the connection's thread."""
+        future = self._loop.run_in_executor(self._worker, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self._link.interrupt()
+            with suppress(HoldfastError, OSError):
+                await future
+            raise
+
+    # -- in the connection's thread
+
+    def drain(self) -> None:
+        self._link.drain()
+
+    def greet(self) -> None:
+        kind, _, length = self._link.head()
+        hello: dict[str, Any] = as_json(self._link.body(length))
+        if kind != Frame.HELLO or hello.get("version") != VERSION:
+            raise Unsupported(
+                "the other agent speaks another version",
+                "wait until the node agents are all of one version",
+            )
+        try:
+            self._salt = bytes.fromhex(hello["salt"])
+            self.checkpoint = check_checkpoint(hello["checkpoint"])
+            self.about = {str(key): str(value) for key, value in hello["about"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise BadRequest("the other agent's greeting lacks something") from None
+        if len(self._salt) != SALT:
+            raise BadRequest("the other agent's greeting lacks something")
+
+    def _receive_into(self, directory: Path, limit: int | None) -> Manifest:
+        directory.mkdir(mode=0o700)
+        try:
+            return self._receive(directory, limit)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+
+    def _receive(self, directory: Path, limit: int | None) -> Manifest:
+        told = 0
+        try:
+            while True:
+                kind, number, length = self._link.head()
+                if kind == Frame.DATA:
+                    self._data(number, length)
+                    if limit is not None and self.taken > limit:
+                        raise TooLarge(f"the checkpoint is larger than {limit >> 20} MiB")
+                    if self.taken - told >= _TELL:
+                        told = self.taken
+                        self._link.send_json(Frame.PROGRESS, {"bytes": told})
+                    continue
+                body = self._link.body(length)
+                if kind == Frame.BEGIN:
+                    self._begin(number, body, directory)
+                elif kind == Frame.END:
+                    self._end(number, body, directory)
+                elif kind == Frame.MANIFEST:
+                    return self._manifest(body)
+                elif kind == Frame.ABORT:
+                    raise Abandoned("the other agent gave the transfer up")
+                elif kind != Frame.TICK:
+                    raise BadRequest(f"the other agent sent {kind.name} out of turn")
+        finally:
+            for coming in self._coming.values():
+                os.close(coming.opened)
+            self._coming.clear()
+
+    def _begin(self, number: int, body: bytes, directory: Path) -> None:
+        try:
+            name = check_part(body.decode("ascii"))
+        except UnicodeDecodeError:
+            raise BadRequest("the other agent named a part impossibly") from None
+        known = name in self._found or any(each.name == name for each in self._coming.values())
+        if known or number in self._coming or len(self._found) + len(self._coming) >= _PARTS:
+            raise BadRequest(f"the other agent sent the part {name} twice, or too many")
+        path = directory / name
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            opened = os.open(path, _NEW, 0o600)
+        except (FileExistsError, NotADirectoryError):
+            raise BadRequest(f"the part {name} stands in the way of another") from None
+        self._coming[number] = _Coming(name, opened, self._keys.tagger(self._salt, name))
+
+    def _data(self, number: int, length: int) -> None:
+        coming = self._coming.get(number)
+        if coming is None:
+            raise BadRequest("the other agent sent bytes of no part")
+        view = self._buffer[:length]
+        self._link.read_into(view)
+        coming.tagger.update(view)
+        coming.size += length
+        self.taken += length
+        while view:
+            view = view[os.write(coming.opened, view) :]
+
+    def _end(self, number: int, body: bytes, directory: Path) -> None:
+        coming = self._coming.pop(number, None)
+        if coming is None:
+            raise BadRequest("the other agent ended a part that it did not begin")
+        os.close(coming.opened)
+        part = Part(coming.size, coming.tagger.finalize().hex())
+        said = as_json(body)
+        if (said.get("size"), said.get("tag")) != (part.size, part.tag):
+            raise Unfit(
+                Fault.CORRUPT, f"the checkpoint's part {coming.name} was altered on the way"
+            )
+        self._found[coming.name] = part
+        self._loop.call_soon_threadsafe(self._tell_arrived, coming.name, directory / coming.name)
+
+    def _tell_arrived(self, name: str, path: Path) -> None:
+        future = self.arrived(name)
+        if not future.done():
+            future.set_result(path)
+
+    def _manifest(self, raw: bytes) -> Manifest:
+        if self._coming:
+            raise Unfit(Fault.TRUNCATED, "the manifest came before the end of all parts")
+        manifest = Manifest.read(raw, self._keys)
+        if manifest.facts.checkpoint != self.checkpoint or manifest.salt != self._salt:
+            raise Unfit(Fault.FOREIGN, "the manifest is that of another checkpoint")
+        verify(manifest, self._found)
+        self.signed = raw
+        self._link.send_json(Frame.PROGRESS, {"bytes": self.taken})
+        self._link.send(Frame.RECEIVED)
+        self.received = True
+        return manifest
+
+
+Handler = Callable[[Receiver], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serve(
+    host: str, port: int, context: ssl.SSLContext, keys: Keys, handler: Handler
+) -> AsyncIterator[int]:
+    """Listens until it is left, and gives each checkpoint that comes to `handler`; yields the
+    port. What the handler raises the sender is told."""
+    # The sender never takes a session up again, and tickets that it does not read would make its
+    # closing look like a broken link.
+    context.num_tickets = 0
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family, backlog=_AT_ONCE)
+    listening.setblocking(False)
+    connections: set[asyncio.Task[None]] = set()
+
+    async def one(plain: socket.socket) -> None:
+        await _one(plain, context, keys, handler)
+
+    accepting = asyncio.create_task(_accept(listening, one, connections))
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        accepting.cancel()
+        for task in connections:
+            task.cancel()
+        await asyncio.wait([accepting, *connections])
+        listening.close()
+
+
+async def _accept(
+    listening: socket.socket,
+    one: Callable[[socket.socket], Coroutine[Any, Any, None]],
+    connections: set[asyncio.Task[None]],
+) -> None:
+    loop = asyncio.get_running_loop()
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    def ended(task: asyncio.Task[None]) -> None:
+        connections.discard(task)
+        room.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.fault("a transfer broke", error)
+
+    while True:
+        await room.acquire()
+        try:
+            plain, _ = await loop.sock_accept(listening)
+        except OSError as error:  # such as too many open files
+            log.warning("a connection could not be taken", reason=str(error))
+            room.release()
+            await asyncio.sleep(0.1)
+            continue
+        task = asyncio.create_task(one(plain))
+        connections.add(task)
+        task.add_done_callback(ended)
+
+
+async def _one(plain: socket.socket, context: ssl.SSLContext, keys: Keys, handler: Handler) -> None:
+    try:
+        peer = str(plain.getpeername()[0])
+    except OSError:  # it has left already
+        plain.close()
+        return
+    worker = ThreadPoolExecutor(1, thread_name_prefix=f"receive-{peer}")
+    link: Link | None = None
+    try:
+        link = await asyncio.get_running_loop().run_in_executor(worker, answer, plain, context)
+        receiver = Receiver(link, keys, worker, peer)
+        await _handled(receiver, handler)
+    except HoldfastError as error:
+        log.warning("a transfer did not begin", peer=peer, reason=str(error))
+    finally:
+        if link is not None:
+            link.interrupt()
+        worker.shutdown(wait=True)
+        (link or plain).close()
+
+
+async def _handled(receiver: Receiver, handler: Handler) -> None:
+    beside = [asyncio.create_task(receiver.ticking()), asyncio.create_task(receiver.watch())]
+    try:
+        await receiver.run(receiver.greet)
+        await handler(receiver)
+        await receiver.failed(Internal("the receiving agent did not say what became of it"))
+    except HoldfastError as error:
+        log.warning("a transfer failed", peer=receiver.peer, reason=str(error))
+        await receiver.failed(error)
+    except Exception as error:
+        log.fault("a transfer failed", error, peer=receiver.peer)
+        await receiver.failed(Internal(f"the receiving agent failed: {error}"))
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.wait(beside)
+        if receiver.said and not receiver.lost:
+            await receiver.run(receiver.drain)

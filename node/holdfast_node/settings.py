@@ -1,0 +1,61 @@
+"""What the chart sets, from the environment. Pure but for reading the keys."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast_wire.errors import BadRequest
+
+PORT: Final = 7318
+NAME: Final = "holdfast-node"  # in every agent's certificate
+KEYS: Final = Path("/etc/holdfast-node")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    node: str
+    address: str  # where other agents reach this one
+    port: int = PORT
+    keys: Path = KEYS
+    work: Path = Path("/run/holdfast-node")  # in memory: what a session had there passes through
+    bundle: Path = Path("/opt/criu")
+    # The node's own view: a container's shows it nothing but itself.
+    cgroups: Path = Path("/proc/1/root/sys/fs/cgroup")
+    log_level: str = "INFO"
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Settings:
+        for name in ("HOLDFAST_NODE", "HOLDFAST_POD_IP"):
+            if not env.get(name):
+                raise BadRequest(f"{name} is not set", "the chart's DaemonSet sets it")
+        level = env.get("HOLDFAST_LOG_LEVEL", "").upper() or "INFO"
+        if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+            raise BadRequest(f"HOLDFAST_LOG_LEVEL is {level}", "use debug, info, warning or error")
+        return cls(node=env["HOLDFAST_NODE"], address=env["HOLDFAST_POD_IP"], log_level=level)
+
+    def seal_key(self) -> bytes:
+        """With which checkpoints are signed and sealed; all agents have the same."""
+        try:
+            key = base64.b64decode((self.keys / "seal.key").read_bytes(), validate=True)
+        except (OSError, binascii.Error) as error:
+            raise BadRequest(f"seal.key cannot be read: {error}") from None
+        if len(key) != 32:
+            raise BadRequest("seal.key is not 32 bytes in base64", "delete the Secret and upgrade")
+        return key
+
+    def tls(self, purpose: ssl.Purpose) -> ssl.SSLContext:
+        """Each side shows a certificate of the agents' own CA and wants to see one."""
+        context = ssl.create_default_context(purpose, cafile=str(self.keys / "ca.crt"))
+        # helm's certificates lack extensions that Python 3.13 insists on; the chain and the
+        # name are checked all the same.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(self.keys / "tls.crt", self.keys / "tls.key")
+        return context

@@ -1,0 +1,282 @@
+"""Checkpoints kept on this agent's disk, sealed.
+
+    ROOT/SESSION-UID/CHECKPOINT/manifest    signed, in the clear: it holds no secret
+    ROOT/SESSION-UID/CHECKPOINT/parts/...   sealed
+
+Written under a name that begins with a dot, checked, and renamed when it is whole, so whatever
+has a proper name is complete. Everything is for root alone. The calls block: use a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BufferedWriter, FileIO
+from pathlib import Path
+from typing import Final, Protocol
+
+from holdfast_wire.errors import AlreadyExists, HoldfastError, NotFound, Retry
+
+from .pair import (
+    Fault,
+    Keys,
+    Manifest,
+    Part,
+    Unfit,
+    check_checkpoint,
+    check_part,
+    verify,
+)
+from .seal import seal, sealed_size, unseal
+
+_MANIFEST: Final = "manifest"
+_PARTS: Final = "parts"
+_UNFINISHED: Final = "."
+
+
+class NoRoom(Retry):
+    """The checkpoint would take more of the disk than it may."""
+
+    code = "no_room"
+    http_status = 507
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    session: str
+    checkpoint: str
+    size: int  # on the disk
+    manifest: Manifest
+
+
+class Store(Protocol):
+    """Where checkpoints are kept: this agent's disk, or an object store."""
+
+    def put(self, parts: Path, manifest: bytes) -> Kept: ...
+
+    def get(self, session: str, checkpoint: str, into: Path) -> Manifest: ...
+
+    def list(self, session: str | None = None) -> Sequence[Kept]: ...
+
+    def delete(self, session: str, checkpoint: str) -> None: ...
+
+
+def surplus(kept: Iterable[Kept], keep: int, oldest: float) -> list[Kept]:
+    """Of each session's checkpoints those beyond the newest `keep`, and those made before
+    `oldest`; but never a session's newest one. Pure."""
+    sessions: dict[str, list[Kept]] = {}
+    for item in kept:
+        sessions.setdefault(item.session, []).append(item)
+    found: list[Kept] = []
+    for items in sessions.values():
+        items.sort(key=lambda item: (item.manifest.facts.epoch, item.manifest.facts.created))
+        items.reverse()
+        found += [
+            item
+            for place, item in enumerate(items)
+            if place and (place >= keep or item.manifest.facts.created < oldest)
+        ]
+    return found
+
+
+class Peer:
+    """`budget`: bytes that all checkpoints together may take. `reserve`: bytes of the disk that
+    must stay free, for the node needs them more."""
+
+    def __init__(self, root: Path, keys: Keys, budget: int, reserve: int = 1 << 30) -> None:
+        self._root, self._keys, self._budget, self._reserve = root, keys, budget, reserve
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.chmod(0o700)
+
+    def put(self, parts: Path, manifest: bytes) -> Kept:
+        """Keeps what lies in `parts`, as a receiver left it. Raises Unfit, NoRoom and
+        AlreadyExists."""
+        read = Manifest.read(manifest, self._keys)
+        place = self._place(read.facts.session, read.facts.checkpoint)
+        if place.exists():
+            raise AlreadyExists(f"the checkpoint {read.facts.checkpoint} is kept already")
+        self._admit(read)
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        fresh = place.parent / f"{_UNFINISHED}{place.name}-{secrets.token_hex(4)}"
+        try:
+            fresh.mkdir(mode=0o700)
+            for name in read.parts:
+                self._seal(read, parts, fresh / _PARTS, name)
+            with _create(fresh / _MANIFEST) as target:
+                target.write(manifest)
+                target.flush()
+                os.fsync(target.fileno())
+            self._read_parts(fresh, read, lambda _name, _piece: None)  # as it lies there
+            fresh.rename(place)
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            with suppress(OSError):
+                place.parent.rmdir()  # when this was its first
+            raise
+        _sync(place.parent)
+        return Kept(read.facts.session, read.facts.checkpoint, _size(place), read)
+
+    def get(self, session: str, checkpoint: str, into: Path) -> Manifest:
+        """Lays it out in `into`, which appears when all of it is there and found right. Raises
+        NotFound, Unfit."""
+        place = self._place(session, checkpoint)
+        manifest = self._manifest(place)
+        fresh = into.parent / f"{_UNFINISHED}{into.name}-{secrets.token_hex(4)}"
+        try:
+            fresh.mkdir(mode=0o700)
+            for name in manifest.parts:
+                (fresh / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _create(fresh / name).close()
+
+            def write(name: str, piece: bytes) -> None:
+                with (fresh / name).open("ab", buffering=0) as target:
+                    view = memoryview(piece)
+                    while view:
+                        view = view[target.write(view) :]
+
+            self._read_parts(place, manifest, write)
+            fresh.rename(into)
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
+        return manifest
+
+    def list(self, session: str | None = None) -> Sequence[Kept]:
+        """What is whole. What cannot be read is among the orphans."""
+        found: list[Kept] = []
+        for place in self._places():
+            if session in (None, place.parent.name):
+                with suppress(HoldfastError):
+                    read = self._manifest(place)
+                    found.append(Kept(place.parent.name, place.name, _size(place), read))
+        return sorted(found, key=lambda item: item.manifest.facts.created)
+
+    def delete(self, session: str, checkpoint: str) -> None:
+        """Gone at once for a reader, whatever happens while its files are removed."""
+        place = self._place(session, checkpoint)
+        if not place.is_dir():
+            return
+        dying = place.parent / f"{_UNFINISHED}{place.name}-{secrets.token_hex(4)}"
+        place.rename(dying)
+        shutil.rmtree(dying)
+        with suppress(OSError):
+            place.parent.rmdir()
+
+    def orphans(self, sessions: Collection[str]) -> Sequence[Path]:
+        """Of sessions that are no more, unfinished ones of an agent that ended, and what cannot be
+        read. Call it when nothing is being put."""
+        found: list[Path] = []
+        for folder in sorted(self._root.iterdir()):
+            if folder.name not in sessions:
+                found.append(folder)
+                continue
+            for place in sorted(folder.iterdir()):
+                try:
+                    if place.name.startswith(_UNFINISHED):
+                        raise NotFound("unfinished")
+                    self._manifest(place)
+                except HoldfastError:
+                    found.append(place)
+        return found
+
+    def remove(self, orphan: Path) -> None:
+        """One that `orphans` named."""
+        if self._root not in orphan.parents:
+            raise NotFound(f"{orphan} is not in the store")
+        shutil.rmtree(orphan)
+
+    def used(self) -> int:
+        return _size(self._root)
+
+    def _places(self) -> Iterable[Path]:
+        for folder in sorted(self._root.iterdir()):
+            for place in sorted(folder.iterdir()):
+                if not place.name.startswith(_UNFINISHED):
+                    yield place
+
+    def _place(self, session: str, checkpoint: str) -> Path:
+        return self._root / check_checkpoint(session) / check_checkpoint(checkpoint)
+
+    def _admit(self, manifest: Manifest) -> None:
+        needs = sum(sealed_size(part.size) for part in manifest.parts.values())
+        used = self.used()
+        if used + needs > self._budget:
+            raise NoRoom(
+                f"the checkpoint needs {needs >> 20} MiB and of the {self._budget >> 20} MiB for "
+                f"checkpoints {used >> 20} MiB are used",
+                "keep fewer checkpoints, or give the node agent more disk",
+            )
+        status = os.statvfs(self._root)
+        free = status.f_bavail * status.f_frsize
+        if needs + self._reserve > free:
+            raise NoRoom(
+                f"the checkpoint needs {needs >> 20} MiB and the node's disk has {free >> 20} MiB "
+                f"free, of which {self._reserve >> 20} MiB must stay",
+                "free some of the node's disk",
+            )
+
+    def _manifest(self, place: Path) -> Manifest:
+        try:
+            raw = (place / _MANIFEST).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(f"the checkpoint {place.name} is not kept here") from None
+        read = Manifest.read(raw, self._keys)
+        if (read.facts.session, read.facts.checkpoint) != (place.parent.name, place.name):
+            raise Unfit(Fault.FOREIGN, f"{place.name} holds another checkpoint")
+        return read
+
+    def _seal(self, manifest: Manifest, parts: Path, into: Path, name: str) -> None:
+        target_path = into / check_part(name)
+        target_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            source = (parts / name).open("rb")
+        except FileNotFoundError:
+            raise Unfit(Fault.TRUNCATED, f"the checkpoint lacks its part {name}") from None
+        with source, _create(target_path) as target:
+            seal(source, target, self._keys, f"{manifest.facts.checkpoint}/{name}")
+            target.flush()
+            os.fsync(target.fileno())
+
+    def _read_parts(
+        self, place: Path, manifest: Manifest, take: Callable[[str, bytes], None]
+    ) -> None:
+        found: dict[str, Part] = {}
+        for name in manifest.parts:
+            tagger, size = self._keys.tagger(manifest.salt, name), 0
+            try:
+                source = (place / _PARTS / name).open("rb")
+            except FileNotFoundError:
+                raise Unfit(Fault.TRUNCATED, f"the checkpoint lacks its part {name}") from None
+            with source:
+                for piece in unseal(source, self._keys, f"{manifest.facts.checkpoint}/{name}"):
+                    tagger.update(piece)
+                    size += len(piece)
+                    take(name, piece)
+            found[name] = Part(size, tagger.finalize().hex())
+        verify(manifest, found)
+
+
+def _create(path: Path) -> BufferedWriter:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return BufferedWriter(FileIO(os.open(path, flags, 0o600), "wb"))
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for above, _folders, files in os.walk(folder):
+        for name in files:
+            with suppress(FileNotFoundError):
+                total += (Path(above) / name).lstat().st_size
+    return total

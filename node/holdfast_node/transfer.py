@@ -1,0 +1,317 @@
+"""A checkpoint from one agent to another: parts as they come, then the manifest, then what became
+of it. One connection for each; nothing is resumed. A link that is lost is lost, and what counts
+afterwards is the Lease, never what either agent believes.
+
+    sender     HELLO  BEGIN DATA... END  (parts may overlap)  MANIFEST
+    receiver   PROGRESS...  RECEIVED  TICK...  COMMITTED | FAILED
+
+The work is done by one thread for each connection; memory is bounded by one chunk for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import secrets
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from cryptography.hazmat.primitives.poly1305 import Poly1305
+
+from holdfast_wire.errors import HoldfastError, Internal, from_json
+
+from .link import CHUNK, TICK, VERSION, Frame, Link, LinkLost, as_json, dial
+from .pair import SALT, Facts, Keys, Manifest, Part, check_part
+from .receiving import Receiver, serve
+
+__all__ = ["Aborted", "LinkLost", "Progress", "Receiver", "Sender", "connect", "serve"]
+
+_POLL: Final = 0.003  # seconds between looks at a file that grows: 3 MB at 1 GB/s
+_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
+_PAGE: Final = 4096
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+T = TypeVar("T")
+
+
+class Aborted(Internal):
+    """The sender was closed while it sent."""
+
+
+@dataclass(slots=True)
+class Progress:
+    sent: int = 0  # bytes of parts
+    taken: int = 0  # of these, by the receiver's last word
+
+
+@dataclass(slots=True)
+class _Going:
+    number: int
+    name: str
+    tagger: Poly1305
+    size: int = 0
+
+
+class Sender:
+    """Calls are made one after another. Any of them raises LinkLost, or the receiver's reason for
+    giving up (a HoldfastError) as soon as it has said so."""
+
+    def __init__(self, link: Link, keys: Keys, worker: ThreadPoolExecutor, salt: bytes) -> None:
+        self._link, self._keys, self._worker, self._salt = link, keys, worker, salt
+        self._closing = threading.Event()
+        self._buffer = memoryview(bytearray(CHUNK))
+        self._received = False
+        self._failure: HoldfastError | None = None
+        self.parts: dict[str, Part] = {}
+        self._names: set[str] = set()
+        self.progress = Progress()
+
+    async def send_bytes(self, part: str, data: bytes) -> None:
+        await self.send_from(part, lambda write: write(memoryview(data)))
+
+    async def send_file(self, part: str, path: Path, *, punch: bool = False) -> None:
+        """`punch`: what is sent is freed at the source, piece by piece."""
+        await self._run(lambda: self._send_file(part, path, punch))
+
+    async def send_from(self, part: str, produce: Callable[[Callable[[memoryview], None]], T]) -> T:
+        """`produce` runs in the connection's thread and gives its bytes to the function that it is
+        called with. `layer.capture` is such a producer."""
+
+        def work() -> T:
+            going = self._begin(part)
+            made = produce(lambda view: self._data(going, view))
+            self._end(going)
+            return made
+
+        return await self._run(work)
+
+    async def follow(self, prefix: str, directory: Path, done: asyncio.Event) -> None:
+        """CRIU's images while it writes them. Its files of memory only grow, and are sent and
+        freed behind what was sent; all others follow when `done` says that CRIU has ended."""
+        await self._run(lambda: self._follow(prefix, directory, done))
+
+    async def finish(self, facts: Facts) -> Manifest:
+        """Returns when the receiver has found all of it right. LinkLost from here on: the receiver
+        may have it, and may commit; ask the Lease."""
+        manifest = Manifest(facts, self._salt, dict(self.parts))
+
+        def work() -> None:
+            self._send(Frame.MANIFEST, manifest.signed(self._keys))
+            while not self._received:
+                self._hear()
+
+        await self._run(work)
+        return manifest
+
+    async def outcome(self) -> None:
+        """Returns when the receiver has committed."""
+
+        def work() -> None:
+            while self._hear() != Frame.COMMITTED:
+                pass
+
+        await self._run(work)
+
+    async def keep_alive(self) -> None:
+        """Runs beside the calls: the receiver hears from us though we have nothing to send."""
+        while True:
+            await asyncio.sleep(TICK)
+            if self._received:
+                return
+            try:
+                await self._run(self._tick)
+            except HoldfastError:
+                return  # the next call says so
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        future = asyncio.get_running_loop().run_in_executor(self._worker, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self.interrupt()
+            with suppress(HoldfastError, OSError):
+                await future
+            raise
+
+    def interrupt(self) -> None:
+        self._closing.set()
+        self._link.interrupt()
+
+    # -- in the connection's thread
+
+    def _tick(self) -> None:
+        self._check()
+        if not self._received:
+            self._send(Frame.TICK)
+
+    def _send(self, kind: Frame, body: bytes | memoryview = b"", number: int = 0) -> None:
+        try:
+            self._link.send(kind, body, number)
+        except LinkLost:
+            with suppress(LinkLost):  # it may have said why before it hung up
+                while not self._closing.is_set():
+                    self._hear()
+            raise
+
+    def _check(self) -> None:
+        """The receiver may have said something meanwhile."""
+        if self._closing.is_set():
+            raise Aborted("the transfer was given up")
+        if self._failure is not None:
+            raise self._failure
+        while self._link.waiting():
+            self._hear()
+
+    def _hear(self) -> Frame:
+        if self._failure is not None:
+            raise self._failure
+        kind, _, length = self._link.head()
+        body = self._link.body(length)
+        if kind == Frame.FAILED:
+            self._failure = from_json(as_json(body))
+            raise self._failure
+        if kind == Frame.PROGRESS:
+            self.progress.taken = int(as_json(body).get("bytes", 0))
+        self._received = self._received or kind == Frame.RECEIVED
+        return kind
+
+    def _begin(self, part: str) -> _Going:
+        check_part(part)
+        if part in self._names:
+            raise Internal(f"the part {part} was sent already")  # its key is used up
+        self._names.add(part)
+        self._check()
+        going = _Going(len(self._names), part, self._keys.tagger(self._salt, part))
+        self._send(Frame.BEGIN, part.encode(), going.number)
+        return going
+
+    def _data(self, going: _Going, view: memoryview) -> None:
+        for at in range(0, len(view), CHUNK):
+            piece = view[at : at + CHUNK]
+            going.tagger.update(piece)
+            self._send(Frame.DATA, piece, going.number)
+            self._check()
+            going.size += len(piece)
+            self.progress.sent += len(piece)
+
+    def _end(self, going: _Going) -> None:
+        part = Part(going.size, going.tagger.finalize().hex())
+        self._send(Frame.END, json.dumps(asdict(part)).encode(), going.number)
+        self.parts[going.name] = part
+
+    def _send_file(self, part: str, path: Path, punch: bool) -> None:
+        going = self._begin(part)
+        opened = os.open(path, (os.O_RDWR if punch else os.O_RDONLY) | os.O_CLOEXEC)
+        try:
+            self._drain(going, opened, punch=punch)
+        finally:
+            os.close(opened)
+        self._end(going)
+
+    def _drain(self, going: _Going, opened: int, *, punch: bool) -> bool:
+        """Sends what the file has beyond what was sent. False: nothing."""
+        moved = False
+        while count := os.preadv(opened, [self._buffer], going.size):
+            start = going.size
+            self._data(going, self._buffer[:count])
+            if punch:
+                _punch(opened, start - start % _PAGE, going.size - going.size % _PAGE)
+            moved = True
+        return moved
+
+    def _follow(self, prefix: str, directory: Path, done: asyncio.Event) -> None:
+        growing: dict[str, tuple[_Going, int]] = {}
+        said = time.monotonic()
+        try:
+            while True:
+                ended = done.is_set()  # before the look: what comes later is seen by the next
+                moved = self._grown(prefix, directory, growing)
+                if ended:
+                    break
+                if moved:
+                    said = time.monotonic()
+                elif time.monotonic() - said > TICK:
+                    said = time.monotonic()
+                    self._tick()
+                else:
+                    self._check()
+                    self._closing.wait(_POLL)
+        finally:
+            for _, opened in growing.values():
+                os.close(opened)
+        for going, _ in growing.values():
+            self._end(going)
+        for path in sorted(directory.iterdir()):
+            if path.name not in growing and path.is_file() and not path.is_symlink():
+                self._send_file(f"{prefix}/{path.name}", path, punch=True)
+
+    def _grown(self, prefix: str, directory: Path, growing: dict[str, tuple[_Going, int]]) -> bool:
+        for path in directory.glob("pages-*.img"):
+            if path.name not in growing:
+                opened = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                growing[path.name] = self._begin(f"{prefix}/{path.name}"), opened
+        moved = [self._drain(going, opened, punch=True) for going, opened in growing.values()]
+        return any(moved)
+
+
+def _punch(opened: int, start: int, end: int) -> None:
+    """Gives memory back; where the file system cannot, nothing is lost but memory."""
+    if end > start:
+        _libc.fallocate(
+            ctypes.c_int(opened),
+            ctypes.c_int(_PUNCH_HOLE | _KEEP_SIZE),
+            ctypes.c_long(start),
+            ctypes.c_long(end - start),
+        )
+
+
+@asynccontextmanager
+async def connect(
+    address: tuple[str, int],
+    context: ssl.SSLContext,
+    keys: Keys,
+    checkpoint: str,
+    about: dict[str, str] | None = None,
+) -> AsyncIterator[Sender]:
+    """`about`: what the receiver's handler needs to know before the first byte, such as the pod's
+    UID. Leaving without an outcome tells the receiver to forget all of it."""
+    loop = asyncio.get_running_loop()
+    worker = ThreadPoolExecutor(1, thread_name_prefix=f"send-{checkpoint}")
+    try:
+        link = await loop.run_in_executor(worker, dial, address, context)
+    except BaseException:
+        worker.shutdown(wait=False)
+        raise
+    salt = secrets.token_bytes(SALT)
+    sender = Sender(link, keys, worker, salt)
+    hello = {
+        "version": VERSION,
+        "checkpoint": checkpoint,
+        "salt": salt.hex(),
+        "about": about or {},
+    }
+    watching = asyncio.create_task(link.watch())
+    ticking: asyncio.Task[None] | None = None
+    try:
+        await loop.run_in_executor(worker, link.send_json, Frame.HELLO, hello)
+        ticking = asyncio.create_task(sender.keep_alive())
+        yield sender
+    finally:
+        if ticking is not None:
+            ticking.cancel()
+            await asyncio.wait([ticking])
+        with suppress(LinkLost, RuntimeError):
+            await loop.run_in_executor(worker, link.send, Frame.ABORT)
+        link.interrupt()
+        watching.cancel()
+        await asyncio.wait([watching])
+        worker.shutdown(wait=True)
+        link.close()

@@ -1,0 +1,122 @@
+"""When a session leaves its node alive, and the operator's part of it. Pure.
+
+The agents of the two nodes do the work, and the sidecars decide who has it, by the Lease: a move is
+over when the Lease says the next epoch, and until then the source can take its offer back. So
+nothing here can make two of a session; at worst a target pod waits in vain, and is deleted.
+
+Called for a session whose command runs and whose Lease is renewed. First row that fits:
+
+    no reason to move    a target pod                     DeletePods: the source goes on
+                         none                             nothing
+    target               finished, or its move failed     AbandonMove, and later again
+                         of another image                 AbandonMove, likewise
+                         being deleted, or coming up      Wait
+                         up, and nobody told the agent    CreateCheckpoint
+                         up                               Wait: the agents are at it
+    no target            failed just now                  Wait
+                         else                             CreateTarget
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast_operator.model import Observed, PodSeen
+
+
+class Trigger(StrEnum):
+    """Why; as in a Checkpoint's spec."""
+
+    DRAIN = "Drain"
+    MANUAL = "Manual"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    trigger: Trigger
+    node: str = ""  # where to; "": wherever there is room
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTarget:
+    """A pod for the next epoch in which nothing runs until the session has arrived."""
+
+    epoch: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class CreateCheckpoint:
+    """Tells the source's agent to go."""
+
+    epoch: int
+    target: PodSeen
+    trigger: Trigger
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonMove:
+    """The target pod goes; the session runs on where it is, and the move is tried again later."""
+
+    target: PodSeen
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelMove:
+    """There is no reason for it any more."""
+
+    target: PodSeen
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitMove:
+    """Nothing to do until something changes, or `until`."""
+
+    until: float | None = None
+
+
+Move = CreateTarget | CreateCheckpoint | AbandonMove | CancelMove | AwaitMove
+
+
+def reason(seen: Observed) -> Reason | None:
+    """Why the current incarnation should be elsewhere; None: it should not, or it cannot."""
+    node, pod = seen.node, seen.pod
+    if node is None or pod is None or not node.agent or seen.session.ended:
+        return None
+    if int(seen.session.status.get("epoch") or 0) < seen.epoch:
+        return None  # the mark that outlives the Lease comes first: docs/lease.md, rule 15
+    asked = seen.session.asked_to_move
+    if asked is not None and asked[0] == seen.epoch and asked[1] != node.name:
+        return Reason(Trigger.MANUAL, asked[1])
+    if node.cordoned and seen.session.on_drain == "Live":
+        return Reason(Trigger.DRAIN)
+    return None
+
+
+def decide(seen: Observed) -> Move | None:
+    wanted, target = reason(seen), seen.target
+    if wanted is None:
+        return CancelMove(target) if target is not None and not target.deleting else None
+    if target is None:
+        if seen.now < seen.move_retry_at:
+            return AwaitMove(seen.move_retry_at)
+        return CreateTarget(seen.epoch + 1, wanted)
+    if target.deleting:
+        return AwaitMove()
+    if target.finished:
+        return AbandonMove(target, f"pod {target.name} ended before the session arrived in it")
+    found = seen.checkpoint
+    if found is not None and found.phase == "Failed":
+        return AbandonMove(target, found.message or "the agent did not say why")
+    source = seen.pod
+    if target.up and source is not None and target.image != source.image:
+        return AbandonMove(
+            target,
+            f"{target.node} has another image by that name: {target.image or 'unknown'} instead of"
+            f" {source.image or 'unknown'}. Name the image by its digest",
+        )
+    if target.up and found is None:
+        return CreateCheckpoint(seen.epoch, target, wanted.trigger)
+    return AwaitMove()

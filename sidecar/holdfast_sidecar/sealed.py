@@ -1,0 +1,68 @@
+"""What of a session goes along to another pod: files in its folder, and one that says the rest.
+
+Ring, keyframe and journal are what they always are. `outbox` is hold's, saved; `sealed.json` is
+written last, so where it lies, of this sealing, the others do too.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from holdfast_wire.errors import BadRequest
+
+_NAME: Final = "sealed.json"
+OUTBOX: Final = "outbox"
+_FILES: Final = ("ring", "keyframe", "journal", "journal.1", OUTBOX, _NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    session_id: str
+    """Names the stream that seq counts: the same wherever it goes on."""
+    epoch: int
+    """Of the incarnation that was sealed."""
+    seq: int
+    order: int
+    """Of the last input."""
+    created: float
+    active: float
+    holder: str | None
+    """Who has the turn."""
+    holder_attached: bool
+    arrived: bool = False
+    """Set where it went, once it was served there."""
+
+
+def files(folder: Path) -> list[str]:
+    return [name for name in _FILES if (folder / name).exists()]
+
+
+def save(folder: Path, sealed: Sealed) -> None:
+    new = folder / "sealed.new"
+    new.write_text(json.dumps(asdict(sealed)))
+    new.rename(folder / _NAME)
+
+
+def arrived(sealed: Sealed) -> Sealed:
+    return replace(sealed, arrived=True)
+
+
+def load(folder: Path) -> Sealed:
+    try:
+        body = json.loads((folder / _NAME).read_bytes())
+        return Sealed(
+            session_id=str(body["session_id"]),
+            epoch=int(body["epoch"]),
+            seq=int(body["seq"]),
+            order=int(body["order"]),
+            created=float(body["created"]),
+            active=float(body["active"]),
+            holder=None if body["holder"] is None else str(body["holder"]),
+            holder_attached=bool(body["holder_attached"]),
+            arrived=bool(body.get("arrived", False)),
+        )
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise BadRequest(f"the folder has no sealed session: {error}") from error

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast_node import inside, preflight
+
+ONE = "model name\t: x\nflags\t\t: fpu avx sse hypervisor\n\nmodel name\t: x\nflags\t\t: other"
+
+
+def test_a_cpu_is_named_by_what_programs_can_use() -> None:
+    same = preflight.cpu_digest("flags : sse fpu avx\n", 832)
+    assert preflight.cpu_digest(ONE, 832) == same
+    assert preflight.cpu_digest(ONE, 2696) != same
+    assert preflight.cpu_digest("flags : sse fpu\n", 832) != same
+
+
+def test_the_frame_of_a_signal_has_a_size() -> None:
+    assert preflight.xsave_size() >= 512
+
+
+def test_a_node_without_criu_says_so(tmp_path: Path) -> None:
+    found = preflight.look(tmp_path, tmp_path)
+    assert f"CRIU is not at {tmp_path}" in found.problems
+    assert any("freezer" in problem for problem in found.problems)
+
+
+def test_a_loader_that_would_load_a_user_s_libraries_is_refused(tmp_path: Path) -> None:
+    (tmp_path / inside.LOADER).write_bytes(b"...\0/etc/ld.so.preload\0...")
+    (tmp_path / "criu").write_bytes(b"")
+    found = preflight.look(tmp_path)
+    assert any("user's choice" in problem for problem in found.problems)
+    assert found.notes == b""
+
+
+def test_nothing_of_the_container_decides_how_criu_starts() -> None:
+    words = inside.criu("/b", "swrk", "3")
+    assert words[:5] == ["/b/ld.so", "--inhibit-cache", "--library-path", "/b", "/b/criu"]
+    assert "--no-default-config" in words
+    assert words[words.index("--libdir") + 1] == "/b/plugins"
+    assert inside.environment("/b")["PATH"] == "/b/programs"
+    assert "HOME" not in inside.environment("/b")

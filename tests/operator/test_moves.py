@@ -1,0 +1,258 @@
+"""When a session leaves its node: the table in `moves`' docstring, and what is made for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast_operator import names, objects, pods, status
+from holdfast_operator.decide import DeletePods, Step, TakeOver, Wait, decide
+from holdfast_operator.model import Cause, CheckpointSeen, NodeSeen, Observed, Phase, PodSeen
+from holdfast_operator.moves import (
+    AbandonMove,
+    CancelMove,
+    CreateCheckpoint,
+    CreateTarget,
+    Reason,
+    Trigger,
+)
+from holdfast_operator.nodes import Nodes
+from operator_kit import SETTINGS
+
+from .test_decide import NOW, lease, pod, seen, session
+
+RUNS: dict[str, Any] = {"status": {"phase": "Running", "epoch": 2}}
+CORDONED = NodeSeen("n", cordoned=True, agent=True)
+OPEN = NodeSeen("n", cordoned=False, agent=True)
+TARGET = pod(2, node="m", restores=True, up=True)
+
+
+def moving(**changes: Any) -> Observed:
+    """It runs, its node is drained, and a pod is up for it on another."""
+    given: dict[str, Any] = {
+        "session": session(**RUNS),
+        "lease": lease(started="1"),
+        "node": CORDONED,
+        "pods": (pod(), TARGET),
+    }
+    return seen(**(given | changes))
+
+
+def order(phase: str, message: str = "") -> CheckpointSeen:
+    return CheckpointSeen("build-1-p2", phase, message)
+
+
+ASKED = session(metadata={"annotations": {names.MOVE: "1"}}, **RUNS)
+ASKED_TO = session(metadata={"annotations": {names.MOVE: "1/m"}}, **RUNS)
+ASKED_BEFORE = session(metadata={"annotations": {names.MOVE: "7"}}, **RUNS)
+STAYS = session(spec={"move": {"onDrain": "Wait"}}, **RUNS)
+
+ROWS: list[tuple[Observed, Step]] = [
+    # No reason to.
+    (moving(node=OPEN, pods=(pod(),)), Wait()),
+    (moving(node=OPEN), CancelMove(TARGET)),
+    (moving(node=OPEN, pods=(pod(), replace(TARGET, deleting=True))), Wait()),
+    (moving(session=STAYS, pods=(pod(),)), Wait()),
+    (moving(session=ASKED_BEFORE, node=OPEN, pods=(pod(),)), Wait()),
+    # It cannot, or must not yet.
+    (moving(session=session(), pods=(pod(),)), Wait()),
+    (moving(node=NodeSeen("n", cordoned=True, agent=False), pods=(pod(),)), Wait()),
+    (moving(node=None, pods=(pod(),)), Wait()),
+    (moving(lease=lease(), pods=(pod(),)), Wait()),
+    # A reason.
+    (moving(pods=(pod(),)), CreateTarget(2, Reason(Trigger.DRAIN))),
+    (moving(session=ASKED, node=OPEN, pods=(pod(),)), CreateTarget(2, Reason(Trigger.MANUAL))),
+    (
+        moving(session=ASKED_TO, node=OPEN, pods=(pod(),)),
+        CreateTarget(2, Reason(Trigger.MANUAL, "m")),
+    ),
+    (
+        moving(session=ASKED_TO, node=NodeSeen("m", cordoned=False, agent=True), pods=(pod(),)),
+        Wait(),
+    ),
+    (moving(pods=(pod(),), move_retry_at=NOW + 5), Wait(NOW + 5)),
+    # A target.
+    (moving(pods=(pod(), replace(TARGET, up=False))), Wait()),
+    (moving(pods=(pod(), replace(TARGET, deleting=True))), Wait()),
+    (
+        moving(pods=(pod(), replace(TARGET, finished=True))),
+        AbandonMove(
+            replace(TARGET, finished=True), "pod build-2 ended before the session arrived in it"
+        ),
+    ),
+    (moving(), CreateCheckpoint(1, TARGET, Trigger.DRAIN)),
+    (moving(checkpoint=order("Pending")), Wait()),
+    (moving(checkpoint=order("Transferring")), Wait()),
+    (moving(checkpoint=order("Failed", "strace is attached")),
+     AbandonMove(TARGET, "strace is attached")),
+    (
+        moving(pods=(pod(image="a@sha256:1"), replace(TARGET, image="a@sha256:2"))),
+        AbandonMove(
+            replace(TARGET, image="a@sha256:2"),
+            "m has another image by that name: a@sha256:2 instead of a@sha256:1. Name the image by"
+            " its digest",
+        ),
+    ),
+    # It arrived: the former pod goes, by the rows for older epochs.
+    (
+        moving(lease=lease(2, "q/1", started="2", moved="1"), high_water=2),
+        DeletePods((("build-1", "p1"),)),
+    ),
+    # Its host was lost on the way: another incarnation begins, and the pod that waits goes first.
+    (moving(may_take=True), TakeOver(2, Cause.HOST_LOST)),
+    (moving(lease=lease(2, ""), pods=(TARGET,), high_water=2), DeletePods((("build-2", "p2"),))),
+    (
+        moving(lease=lease(2, ""), pods=(replace(TARGET, deleting=True),), high_water=2),
+        Wait(),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("picture", "step"), ROWS)
+def test_rows(picture: Observed, step: Step) -> None:
+    assert decide(picture) == step
+
+
+def test_a_session_that_is_over_leaves_no_target() -> None:
+    over = session(status={"phase": "Ended", "endedAt": "2026-01-01T23:59:00Z", "epoch": 1})
+    found = decide(moving(session=over, lease=lease(released=True), budget=None))
+    assert found == DeletePods((("build-2", "p2"),))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("3", (3, "")),
+        ("3/n1", (3, "n1")),
+        ("", None),
+        ("x/n1", None),
+        ("-1", None),
+        ("3/", (3, "")),
+    ],
+)
+def test_what_was_asked(text: str, found: tuple[int, str] | None) -> None:
+    assert session(metadata={"annotations": {names.MOVE: text}}).asked_to_move == found
+
+
+def test_the_phase_while_it_moves_and_after() -> None:
+    assert status.phase_of(moving(checkpoint=order("Dumping")), Wait()) is Phase.MOVING
+    assert status.phase_of(moving(checkpoint=order("Failed")), Wait()) is Phase.RUNNING
+    arrived = moving(lease=lease(2, "q/1", started="2", moved="1"), high_water=2)
+    made = status.status_of(arrived, Wait())
+    fresh = next(c for c in made["conditions"] if c["type"] == "Fresh")
+    assert (fresh["status"], fresh["reason"]) == ("False", "Moved")
+
+
+@pytest.mark.parametrize(
+    ("picture", "reason"),
+    [
+        (moving(), "AgentReady"),
+        (moving(node=None), "NoNodeAgent"),
+        (moving(move_problem="a device is open"), "MoveFailed"),
+        (
+            moving(pods=(pod(), replace(TARGET, up=False, trouble=("Unschedulable", "0/2 nodes")))),
+            "NoTarget",
+        ),
+    ],
+)
+def test_movable(picture: Observed, reason: str) -> None:
+    made = status.status_of(picture, Wait())
+    movable = next(c for c in made["conditions"] if c["type"] == "Movable")
+    assert movable["reason"] == reason
+    assert movable["status"] == ("True" if reason == "AgentReady" else "False")
+
+
+def made_target(to: str = "", source: PodSeen | None = None, **spec: Any) -> dict[str, Any]:
+    asked = session(spec=spec)
+    return pods.target(asked, 2, source or pod(), to, SETTINGS)
+
+
+def terms(made: dict[str, Any]) -> list[dict[str, Any]]:
+    affinity = made["spec"]["affinity"]["nodeAffinity"]
+    found = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert isinstance(found, list)
+    return found
+
+
+ABLE = {"key": names.AGENT, "operator": "In", "values": ["ready"]}
+
+
+def test_the_target_is_elsewhere_and_waits() -> None:
+    made = made_target()
+    assert made["metadata"]["annotations"] == {names.RESTORE: "1"}
+    assert terms(made) == [
+        {
+            "matchExpressions": [ABLE],
+            "matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n"]}],
+        }
+    ]
+    sidecar = made["spec"]["initContainers"][-1]
+    assert {"name": "HOLDFAST_RESTORE", "value": "1"} in sidecar["env"]
+
+
+def test_the_target_can_be_chosen() -> None:
+    assert terms(made_target("m"))[0]["matchFields"] == [
+        {"key": "metadata.name", "operator": "In", "values": ["m"]}
+    ]
+
+
+def test_what_the_template_asks_of_nodes_is_kept() -> None:
+    zone = {"key": "zone", "operator": "In", "values": ["a"]}
+    given = {"nodeSelectorTerms": [{"matchExpressions": [zone]}, {}]}
+    rule = "requiredDuringSchedulingIgnoredDuringExecution"
+    template = {
+        "spec": {
+            "containers": [{"name": "session", "image": "x"}],
+            "affinity": {"nodeAffinity": {rule: given}},
+        }
+    }
+    found = [term["matchExpressions"] for term in terms(made_target(template=template))]
+    assert found == [[zone, ABLE], [ABLE]]
+
+
+def test_the_target_runs_the_very_image_that_the_source_runs() -> None:
+    made = made_target(source=pod(image="reg/app@sha256:00ff"))
+    assert [c["image"] for c in made["spec"]["containers"]] == ["reg/app@sha256:00ff"]
+
+
+def test_the_order_to_the_agent() -> None:
+    made = objects.checkpoint(session(), CreateCheckpoint(1, TARGET, Trigger.DRAIN), pod())
+    assert made["metadata"]["name"] == "build-1-p2"
+    assert made["metadata"]["labels"][names.NODE] == "n"
+    assert made["spec"] == {
+        "sessionName": "build", "sessionUID": "u", "epoch": 1, "trigger": "Drain",
+        "sourceNode": "n", "sourcePodUID": "p1", "image": "",
+        "targetNode": "m", "targetPodUID": "p2",
+        "volumes": [], "deadlineSeconds": 60,
+    }  # fmt: skip
+
+
+def test_what_goes_along() -> None:
+    mounts = [
+        {"name": "scratch", "mountPath": "/scratch"},
+        {"name": "scratch", "mountPath": "/part", "subPath": "x"},
+        {"name": "config", "mountPath": "/config"},
+    ]
+    template = {
+        "spec": {
+            "volumes": [{"name": "scratch", "emptyDir": {}}, {"name": "config", "configMap": {}}],
+            "containers": [{"name": "session", "image": "x", "volumeMounts": mounts}],
+        }
+    }
+    given = session(spec={"template": template})
+    made = objects.checkpoint(given, CreateCheckpoint(1, TARGET, Trigger.DRAIN), pod())
+    assert made["spec"]["volumes"] == ["/scratch"]
+
+
+def test_nodes_are_known_from_their_watch() -> None:
+    nodes = Nodes()
+    item = {"metadata": {"name": "n", "labels": {names.AGENT: "ready"}}, "spec": {}}
+    cordoned = {**item, "spec": {"unschedulable": True}}
+    assert nodes.watched(item, gone=False)
+    assert not nodes.watched(item, gone=False), "nothing new"
+    assert nodes.watched(cordoned, gone=False)
+    assert nodes.get("n") == CORDONED
+    assert nodes.watched(cordoned, gone=True)
+    assert nodes.get("n") is None

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from e2e.cluster.places import KUBECONFIG
-from e2e.lab import Lab
+from e2e.lab import Lab, Session, until
 from holdfast_wire.frames import Attach, Decoder, Error, Gap, Output, Snapshot, encode
 
 
@@ -40,9 +40,10 @@ class Viewer:
         self._thread.start()
         give_up = time.monotonic() + 20
         while not self._answer:
-            if time.monotonic() > give_up:
+            if self.ended or time.monotonic() > give_up:
+                self.close()
                 raise AssertionError("nobody answered the attach")
-            time.sleep(0.05)
+            time.sleep(0.02)
 
     def _read(self) -> None:
         decoder = Decoder()
@@ -93,10 +94,28 @@ class Viewer:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._process.kill()
         self._process.wait()
         self._ours.close()
         self._thread.join(5)
+
+
+def again(lab: Lab, session: Session, before: Viewer) -> Viewer:
+    """Where the one before it was, as soon as somebody answers there."""
+
+    def attach() -> Viewer | None:
+        try:
+            return Viewer(lab, session.pod, resume=before.place())
+        except (AssertionError, OSError):
+            return None
+
+    viewer = until(attach, f"{session.name} is attached to again")
+    assert viewer is not None
+    assert viewer.resumed
+    return viewer
 
 
 def marks_in(output: bytes, epoch: int) -> list[int]:

@@ -260,7 +260,7 @@ def workbench_image() -> Path:
         server.unlink()
         whole.unlink()
 
-    inputs = [layer.name, repr(image), source / "go.mod", source / "main.go"]
+    inputs: list[str | Path] = [layer.name, repr(image), source / "go.mod", source / "main.go"]
     return cached("workbench.image", inputs, make)
 
 

@@ -100,14 +100,16 @@ def init_pid(node: str) -> int:
 
 
 def stop(node: str) -> None:
-    """As if its power had been cut: nothing in it gets to say goodbye."""
-    _thaw_below(_freezer(node).parent)
+    """As if its power had been cut: nothing in it gets to say goodbye. What is frozen must be
+    thawed to die, and dies before it runs: its SIGKILL is pending by then."""
     outer = processes.pid_of(f"node-{node}")
     inner = None if outer is None else processes.child_of(outer)
     if inner is not None:
         processes.send(inner, signal.SIGKILL)
-        if not processes.gone(inner, 20.0):
-            raise ClusterError(f"node {node} cannot be ended")
+    _kill_below(_freezer(node).parent)
+    _thaw_below(_freezer(node).parent)
+    if inner is not None and not processes.gone(inner, 20.0):
+        raise ClusterError(f"node {node} cannot be ended")
     processes.stop(f"node-{node}", signal.SIGKILL)
     for hierarchy in _hierarchies():
         _end_cgroup(hierarchy / CGROUP / node)
@@ -137,13 +139,16 @@ def _end_cgroup(top: Path) -> None:
     """What still runs in it although the node's PID 1 is gone: a node that was just starting."""
     if not top.is_dir():
         return
-    folders = [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
-    for folder in folders:
+    _kill_below(top)
+    for folder, _, _ in os.walk(top, topdown=False):
+        _remove_cgroup(Path(folder))
+
+
+def _kill_below(top: Path) -> None:
+    for folder, _, _ in os.walk(top, topdown=False):
         with contextlib.suppress(OSError):
-            for pid in members((folder / "cgroup.procs").read_text()):
+            for pid in members((Path(folder) / "cgroup.procs").read_text()):
                 processes.send(pid, signal.SIGKILL)
-    for folder in folders:
-        _remove_cgroup(folder)
 
 
 def members(procs: str) -> list[int]:

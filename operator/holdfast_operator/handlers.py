@@ -5,7 +5,9 @@ object."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import ssl
+from collections.abc import Iterator
 from typing import Any, Final
 
 import kopf
@@ -19,6 +21,15 @@ from holdfast_operator.names import Key
 SERVER_SECONDS: Final = 240  # the server ends each watch; kopf lists and watches again
 CLIENT_SECONDS: Final = 300.0  # for a server that does not
 SILENCE_SECONDS: Final = 100.0
+
+
+class Backoffs:
+    """Seconds between tries, for ever. kopf's own end after a minute and the operator with them;
+    after a long outage it would then come back as late as kubelet restarts it."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (0.5, 1.0, 2.0, 3.0)
+        yield from itertools.repeat(5.0)
 
 
 class Connection(kopf.ConnectionInfo):
@@ -91,4 +102,5 @@ def configure(settings: kopf.OperatorSettings) -> None:
     # Else every pod of the cluster would come through here.
     settings.watching.label_selectors["pods"] = names.SESSION_LABEL
     settings.networking.request_timeout = 30.0
+    settings.networking.error_backoffs = Backoffs()
     settings.process.ultimate_exiting_timeout = 20.0

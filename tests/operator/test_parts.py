@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import itertools
 import json
 import logging
 import subprocess
@@ -247,6 +248,12 @@ def test_kopf_writes_nothing_and_its_watches_end() -> None:
     # A float is refused by the API server, and kopf would end on it.
     assert type(settings.watching.server_timeout) is int
     assert settings.watching.inactivity_timeout < settings.watching.server_timeout
+    # An outage of any length is waited out, by every request anew.
+    for _request in range(2):
+        backoffs = settings.networking.error_backoffs
+        assert not isinstance(backoffs, float)
+        pauses = list(itertools.islice(backoffs, 1000))
+        assert (len(pauses), pauses[0], max(pauses)) == (1000, 0.5, 5.0)
 
 
 PURE = ("conditions", "contact", "decide", "events", "memory", "model", "moves", "names",

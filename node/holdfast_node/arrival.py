@@ -92,6 +92,7 @@ class Arrivals:
         rest = await asyncio.to_thread(terminal.put, path, found.master, taken)
         if rest:
             raise Unavailable(f"{len(rest)} bytes that were typed do not fit into the terminal")
+        await asyncio.to_thread(_leave_word, pod, restored.cut)
         adopt = f"adopt {restored.keeper_inside} {restored.command_inside} {found.path}"
         await asyncio.to_thread(ask_hold, pod.hold, adopt, found.master)
         await _commit(pod.uid)
@@ -161,6 +162,18 @@ def _put_rest(pod: Pod, places: dict[str, Place], manifest: Manifest, parts: Pat
         kind, _, name = part.partition("/")
         if kind == "state":
             _put_state(parts / part, state / name, uid, gid)
+
+
+def _leave_word(pod: Pod, cut: tuple[tuple[str, str], ...]) -> None:
+    """For the sidecar's journal: which connections did not come along."""
+    if pod.sidecar is None:
+        return
+    path = SidecarLink(pod.sidecar).state / "cut.json"
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o600), "w") as out:
+        json.dump(cut, out)
+        os.fchown(out.fileno(), *containers.ids_of(pod.sidecar))
 
 
 def _put_state(source: Path, target: Path, uid: int, gid: int) -> None:

@@ -35,6 +35,7 @@ class Said(StrEnum):
     MOVING = "Moving"
     MOVED = "Moved"
     NOT_MOVED = "NotMoved"
+    CONNECTIONS_CUT = "ConnectionsCut"
     LOST = "Lost"
     QUARANTINED = "Quarantined"
     ENDED = "Ended"
@@ -82,6 +83,10 @@ def between(
     fresh_before = was.get("Fresh", {}).get("message")
     if now.get("Fresh", {}).get("status") == "True" and fresh_before != now["Fresh"]["message"]:
         said.append(Saying(Said.STARTED_FRESH, now["Fresh"]["message"], warning=True))
+    cut = after.get("cutConnections") or []
+    if cut and cut != before.get("cutConnections"):
+        ends = ", ".join(f"{one['local']} to {one['remote']}" for one in cut)
+        said.append(Saying(Said.CONNECTIONS_CUT, f"not brought along by the move: {ends}"))
     movable = now.get("Movable", {})
     if turned("Movable", "False") and movable.get("reason") in ("MoveFailed", "NoTarget"):
         said.append(Saying(Said.NOT_MOVED, movable["message"], warning=True))

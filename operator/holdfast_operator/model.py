@@ -23,6 +23,7 @@ Object = Mapping[str, Any]
 
 LAST_LINES: Final = 20
 LAST_BYTES: Final = 4096
+MOST_CUT: Final = 16
 
 
 class Phase(StrEnum):
@@ -252,6 +253,16 @@ class LeaseSeen:
     def moved(self) -> bool:
         """It goes on where the incarnation before it was."""
         return self.annotations.get(names.MOVED) == str(self.epoch - 1)
+
+    @property
+    def cut(self) -> list[dict[str, str]]:
+        """Connections to the outside that the move to this incarnation ended."""
+        try:
+            found = json.loads(self.annotations.get(names.CUT, "[]"))
+            pairs = [(plain(str(local), 64), plain(str(remote), 64)) for local, remote in found]
+        except (ValueError, TypeError):
+            return []
+        return [{"local": local, "remote": remote} for local, remote in pairs[:MOST_CUT]]
 
     @property
     def fresh(self) -> Fresh | None:

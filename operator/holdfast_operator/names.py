@@ -30,6 +30,7 @@ START_ERROR: Final = f"{PREFIX}start-error"
 EXIT: Final = f"{PREFIX}exit"
 RELEASED: Final = f"{PREFIX}released"
 OFFER: Final = f"{PREFIX}offer"  # the UID of the pod that may take the Lease over, alive
+CUT: Final = f"{PREFIX}cut"  # connections to the outside that did not come along: JSON
 MOVED: Final = f"{PREFIX}moved"  # the epoch that this one goes on from
 # What changes as people work; the rest are turning points.
 PASTIME: Final = frozenset({ACTIVITY, CLIENTS, TURN, ACTIVE})

@@ -93,6 +93,8 @@ def _from_lease(seen: Observed, lease: LeaseSeen) -> Status:
         return made | ({"startedAt": before["startedAt"]} if kept else {})
     same = before.get("epoch") == lease.epoch and before.get("startedAt")
     made["startedAt"] = before["startedAt"] if same else conditions.stamp(seen.wall)
+    if lease.moved and lease.cut:
+        made["cutConnections"] = lease.cut
     notes = lease.annotations
     activity = notes.get(names.ACTIVITY)
     if activity in ACTIVITIES:

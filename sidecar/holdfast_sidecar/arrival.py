@@ -148,6 +148,8 @@ def settle_in(sidecar: Sidecar, folder: Path, epoch: int) -> None:
     if told.arrived or told.epoch != epoch - 1:
         return
     session.journal.add("moved", **{"from": told.epoch, "to": epoch})
+    for local, remote in sealed.cut(folder):
+        session.journal.add("cut", local=local, remote=remote)
     session.last_active = min(session.last_active, told.active)
     if told.holder is not None:
         session.reserve_turn(Actor(told.holder), told.holder_attached)

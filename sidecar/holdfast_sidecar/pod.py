@@ -39,6 +39,8 @@ from holdfast_wire.errors import BadRequest, HoldfastError
 from holdfast_wire.ids import session_name, terminal_size
 from holdfast_wire.lease import Epoch, Holder, Standing, Taker, Timing
 
+# Connections that a move cut: as many as people read. The journal has them all.
+_CUT_TOLD: Final = 16
 _LOOK_FOR_HOLD_SECONDS: Final = 0.02
 # hold answers at once unless it is busy freezing, which takes 3 s at most.
 _HOLD_SECONDS: Final = 10.0
@@ -337,6 +339,7 @@ class PodSidecar:
         )
         if settings.restore:
             settle_in(self._sidecar, settings.state, settings.epoch)
+            fence.note(cut=json.dumps(sealed.cut(settings.state)[:_CUT_TOLD]))
         self._serving = True
 
         async def keep() -> None:

@@ -14,6 +14,7 @@ from typing import Final
 from holdfast_wire.errors import BadRequest
 
 _NAME: Final = "sealed.json"
+_CUT: Final = "cut.json"  # left by the agent, beside the files
 OUTBOX: Final = "outbox"
 _FILES: Final = ("ring", "keyframe", "journal", "journal.1", OUTBOX, _NAME)
 
@@ -44,6 +45,16 @@ def save(folder: Path, sealed: Sealed) -> None:
     new = folder / "sealed.new"
     new.write_text(json.dumps(asdict(sealed)))
     new.rename(folder / _NAME)
+
+
+def cut(folder: Path) -> list[tuple[str, str]]:
+    """The connections to the outside that did not come along, as the agent left word of them:
+    local and remote address."""
+    try:
+        found = json.loads((folder / _CUT).read_bytes())
+        return [(str(local), str(remote)) for local, remote in found]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def arrived(sealed: Sealed) -> Sealed:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from holdfast_operator import names, objects, pods, status
+from holdfast_operator import events, names, objects, pods, status
 from holdfast_operator.decide import DeletePods, Step, TakeOver, Wait, decide
+from holdfast_operator.events import Said
 from holdfast_operator.model import Cause, CheckpointSeen, NodeSeen, Observed, Phase, PodSeen
 from holdfast_operator.moves import (
     AbandonMove,
@@ -143,6 +145,20 @@ def test_the_phase_while_it_moves_and_after() -> None:
     made = status.status_of(arrived, Wait())
     fresh = next(c for c in made["conditions"] if c["type"] == "Fresh")
     assert (fresh["status"], fresh["reason"]) == ("False", "Moved")
+
+
+def test_connections_that_did_not_come_along_are_said() -> None:
+    cut = json.dumps([["10.1.0.2:5000", "10.9.9.9:443"], ["\x1b[2J", "x"]])
+    arrived = moving(lease=lease(2, "q/1", started="2", moved="1", cut=cut), high_water=2)
+    made = status.status_of(arrived, Wait())
+    assert made["cutConnections"][0] == {"local": "10.1.0.2:5000", "remote": "10.9.9.9:443"}
+    assert "\x1b" not in made["cutConnections"][1]["local"]
+    (said,) = [one for one in events.between({}, made) if one.reason is Said.CONNECTIONS_CUT]
+    assert "10.1.0.2:5000 to 10.9.9.9:443" in said.message
+    assert not [one for one in events.between(made, made) if one.reason is Said.CONNECTIONS_CUT]
+    for broken in ("", "{}", "[1]", '[["a"]]', "nonsense"):
+        odd = moving(lease=lease(2, "q/1", started="2", moved="1", cut=broken), high_water=2)
+        assert "cutConnections" not in status.status_of(odd, Wait())
 
 
 @pytest.mark.parametrize(

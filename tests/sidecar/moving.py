@@ -58,6 +58,7 @@ def carry(source: Pod, target: Pod, files: list[str], script: str = TAKES) -> No
     target.said("waiting for a session")
     for name in files:
         shutil.copy(source.state / name, target.state / name)
+    (target.state / "cut.json").write_text('[["10.1.0.2:5000", "10.9.9.9:443"]]')
     assert target.ask_hold("start 80x24")["ok"]
     until(pod_file(target).exists, "the restored command")
 

@@ -77,6 +77,8 @@ def test_it_goes_on_in_the_other_pod_as_if_nothing_had_been(source: Pod, target:
         assert records[: len(journal)] == journal
         moved = [record for record in records if record["kind"] == "moved"]
         assert [(record["from"], record["to"]) for record in moved] == [(3, 4)]
+        cut = [record for record in records if record["kind"] == "cut"]
+        assert [(one["local"], one["remote"]) for one in cut] == [("10.1.0.2:5000", "10.9.9.9:443")]
         ana.typed(b"one,", 11, b"k1")
         ana.typed(b"two,", 12, b"k2")
         until(lambda: acked(ana) == [11, 12], "the acks")
@@ -89,6 +91,7 @@ def test_it_goes_on_in_the_other_pod_as_if_nothing_had_been(source: Pod, target:
     lease_now = target.api.get()
     assert lease_now["spec"]["holderIdentity"].startswith(f"{TARGET}/")
     assert lease_now["spec"]["leaseTransitions"] == 2
+    assert target.note("cut") == '[["10.1.0.2:5000", "10.9.9.9:443"]]'
     now = target.api.notes()
     assert (now["epoch"], now["started"], now["moved"]) == ("4", "4", "3")
     assert not {"offer", "offered", "released", "exit"} & set(now)

@@ -35,6 +35,16 @@ from .moving import (
 # -- it goes --------------------------------------------------------------------------------------
 
 
+def lease_is_taken(target: Pod) -> None:
+    found = target.api.get()
+    assert found["spec"]["holderIdentity"].startswith(f"{TARGET}/")
+    assert found["spec"]["leaseTransitions"] == 2
+    assert target.note("cut") == '[["10.1.0.2:5000", "10.9.9.9:443"]]'
+    now = target.api.notes()
+    assert (now["epoch"], now["started"], now["moved"]) == ("4", "4", "3")
+    assert not {"offer", "offered", "released", "exit"} & set(now)
+
+
 def test_it_goes_on_in_the_other_pod_as_if_nothing_had_been(source: Pod, target: Pod) -> None:
     script = TAKES.replace("touch", r"printf '\033]2;my title\007line %s\r\n' 1 2 3; touch")
     begin(source, script)
@@ -88,13 +98,7 @@ def test_it_goes_on_in_the_other_pod_as_if_nothing_had_been(source: Pod, target:
         ]
         until(lambda: taken(target) == b"two,", "what was typed on the way")
         assert ana.gaps == []
-    lease_now = target.api.get()
-    assert lease_now["spec"]["holderIdentity"].startswith(f"{TARGET}/")
-    assert lease_now["spec"]["leaseTransitions"] == 2
-    assert target.note("cut") == '[["10.1.0.2:5000", "10.9.9.9:443"]]'
-    now = target.api.notes()
-    assert (now["epoch"], now["started"], now["moved"]) == ("4", "4", "3")
-    assert not {"offer", "offered", "released", "exit"} & set(now)
+    lease_is_taken(target)
     assert (target.run / "epoch").read_text() == "4\n"
     assert target.status()["deadline_ns"] > 0
     assert target.agent("status")["serving"]

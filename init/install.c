@@ -30,6 +30,22 @@ static int copy(int from, int to)
     }
 }
 
+/* Whether the file holds this very program, as far as it has been read. */
+static bool same(int from, const char *path)
+{
+    static char one[16 * 1024], other[sizeof one];
+    int there = open(path, O_RDONLY | O_CLOEXEC);
+    bool equal = there >= 0;
+    for (ssize_t got = 1; equal && got > 0;) {
+        got = read(from, one, sizeof one);
+        equal = got >= 0 && read(there, other, sizeof other) == got &&
+                memcmp(one, other, (size_t)got) == 0;
+    }
+    if (there >= 0)
+        close(there);
+    return equal;
+}
+
 void install(const char *path)
 {
     char *fresh;
@@ -37,6 +53,14 @@ void install(const char *path)
         die(1, "out of memory; give the session more");
     int from = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
     if (from < 0)
+        die(1, "cannot read this program: %s; /proc must be mounted", strerror(errno));
+    /* A program that runs from the file needs that very file, should it be moved. */
+    if (same(from, path)) {
+        close(from);
+        free(fresh);
+        return;
+    }
+    if (lseek(from, 0, SEEK_SET) < 0)
         die(1, "cannot read this program: %s; /proc must be mounted", strerror(errno));
     unlink(fresh);                  /* left by one that was killed */
     int to = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);

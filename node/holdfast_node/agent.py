@@ -18,7 +18,7 @@ from typing import Any, Final
 from holdfast_kube.client import CHECKPOINTS, NODES, Gone, Kube
 from holdfast_node import cpu, freezer, log, preflight
 from holdfast_node.arrival import Arrivals
-from holdfast_node.departure import QUEUED, Departure, settle
+from holdfast_node.departure import Departure, settle
 from holdfast_node.departure import Gone as GoneOn
 from holdfast_node.engine import Engine
 from holdfast_node.order import Left, Order, Phase, status
@@ -68,7 +68,7 @@ class Agent:
             uid = cage.pod_uid
             if uid is None:
                 continue
-            ours = await settle(uid, cage, self._settings.work / f"leaving-{uid}" / QUEUED)
+            ours = await settle(uid, cage)
             log.warning("settled what was frozen", pod=uid, runs_on=ours)
         for left in self._settings.work.glob("*"):
             await asyncio.to_thread(shutil.rmtree, left, True)

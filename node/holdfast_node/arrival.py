@@ -154,26 +154,31 @@ def _put_rest(pod: Pod, places: dict[str, Place], manifest: Manifest, parts: Pat
     """What changed in the files since, and the sidecar's state."""
     for name, place in places.items():
         _apply(parts / f"{name}.later", place)
-    if pod.sidecar is None:
+    sidecar = containers.find(pod.uid).sidecar  # of the moment: it may have been started anew
+    if sidecar is None:
         raise Unavailable("the sidecar does not run just now")
-    state = SidecarLink(pod.sidecar).state
-    uid, gid = containers.ids_of(pod.sidecar)
-    for part in manifest.parts:
-        kind, _, name = part.partition("/")
-        if kind == "state":
-            _put_state(parts / part, state / name, uid, gid)
+    state = SidecarLink(sidecar).state
+    try:
+        uid, gid = containers.ids_of(sidecar)
+        for part in manifest.parts:
+            kind, _, name = part.partition("/")
+            if kind == "state":
+                _put_state(parts / part, state / name, uid, gid)
+    except (FileNotFoundError, ProcessLookupError) as error:  # its /proc went with it
+        raise Unavailable("the sidecar ended while its state was put there") from error
 
 
 def _leave_word(pod: Pod, cut: tuple[tuple[str, str], ...]) -> None:
     """For the sidecar's journal: which connections did not come along."""
-    if pod.sidecar is None:
+    sidecar = containers.find(pod.uid).sidecar
+    if sidecar is None:
         return
-    path = SidecarLink(pod.sidecar).state / "cut.json"
+    path = SidecarLink(sidecar).state / "cut.json"
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o600), "w") as out:
         json.dump(cut, out)
-        os.fchown(out.fileno(), *containers.ids_of(pod.sidecar))
+        os.fchown(out.fileno(), *containers.ids_of(sidecar))
 
 
 def _put_state(source: Path, target: Path, uid: int, gid: int) -> None:

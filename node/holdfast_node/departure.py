@@ -35,7 +35,7 @@ from holdfast_node.transfer import Sender
 from holdfast_node.tree import Look, Place
 from holdfast_wire.errors import HoldfastError, NotFound, Unavailable
 
-QUEUED: Final = "queued.json"
+QUEUED: Final = "queued.json"  # in the sidecar's folder: typed, and taken out of the terminal
 _AGAIN_SECONDS: Final = 0.5
 _SIDECAR_SECONDS: Final = 30.0  # to seal: an emulator far behind has to come to the end first
 
@@ -48,7 +48,6 @@ class Departure:
     ) -> None:
         self._order, self._engine, self._features = order, engine, features
         self._images = work / "images"
-        self._queued = work / QUEUED
         self._report = report
         self._parked = False
         self._cage: Freezer | None = None
@@ -65,9 +64,7 @@ class Departure:
                 manifest = await self._leave(sender, pod, dumping)
         except BaseException as error:
             # CRIU has left the container: only now may the tree be thawed.
-            if self._parked and not await asyncio.shield(
-                settle(order.source_pod, self._cage, self._queued)
-            ):
+            if self._parked and not await asyncio.shield(settle(order.source_pod, self._cage)):
                 raise Gone(f"the target had taken it already ({error})") from error
             raise
         seconds = time.monotonic() - self._since
@@ -90,7 +87,7 @@ class Departure:
                 await self._send_memory(sender, dumping.dump)
                 for (name, place), look in zip(places.items(), looks, strict=True):
                     await self._later(sender, name, place, look, pids)
-                await self._send_state(sender, pod, sealed, taken)
+                await self._send_state(sender, sealed, taken)
                 manifest = await sender.finish(self._facts())
                 await sender.outcome()
         except TimeoutError as error:
@@ -133,12 +130,13 @@ class Departure:
             sending.cancel()
             await asyncio.wait([sending])
 
-    async def _send_state(
-        self, sender: Sender, pod: Pod, sealed: dict[str, Any], taken: Taken
-    ) -> None:
-        state = SidecarLink(_sidecar_of(pod)).state
-        for name in sealed["files"]:
-            await sender.send_file(f"state/{name}", state / name)
+    async def _send_state(self, sender: Sender, sealed: dict[str, Any], taken: Taken) -> None:
+        state = SidecarLink(_sidecar_of(containers.find(self._order.source_pod))).state
+        try:
+            for name in sealed["files"]:
+                await sender.send_file(f"state/{name}", state / name)
+        except (FileNotFoundError, ProcessLookupError) as error:  # its /proc went with it
+            raise Unavailable("the sidecar ended while its state was sent") from error
         await sender.send_bytes("queued", json.dumps(taken.to_json()).encode())
 
     def _empty_terminal(self, keeper: int, pod: Pod) -> Taken:
@@ -147,8 +145,12 @@ class Departure:
             taken = terminal.take(Path(f"/proc/{pod.hold}/root") / found.path.lstrip("/"))
         finally:
             os.close(found.master)
-        # Before it can be lost with us.
-        self._queued.write_text(json.dumps({"path": found.path, **taken.to_json()}))
+        # Where it outlives this agent, and the session cannot reach it.
+        kept = SidecarLink(_sidecar_of(containers.find(pod.uid))).state / QUEUED
+        kept.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(kept, flags, 0o600), "w") as out:
+            json.dump({"path": found.path, **taken.to_json()}, out)
         return taken
 
     def _facts(self) -> Facts:
@@ -173,26 +175,24 @@ class Gone(HoldfastError):
     """It failed here, but the session has gone on elsewhere."""
 
 
-async def settle(pod_uid: str, cage: Freezer | None, queued: Path) -> bool:
+async def settle(pod_uid: str, cage: Freezer | None) -> bool:
     """True: the session is ours again and runs. False: it has gone on elsewhere, and what is left
     of it here is dead. The Lease decides, by the sidecar's word; it is asked until it answers."""
-    if cage is not None:
-        # Before the sidecar types on: what was typed first comes first. If the session has gone
-        # on elsewhere, this terminal dies with what is left here.
-        await asyncio.to_thread(_put_back, pod_uid, queued)
+    empty = cage is not None
     while True:
         try:
+            if empty:
+                # Before the sidecar types on: what was typed first comes first. If the session has
+                # gone on elsewhere, this terminal dies with what is left here.
+                await asyncio.to_thread(_fill_terminal, pod_uid)
+                empty = False
             await _ask(pod_uid, "unpark")
-        except Refused as refused:
-            if refused.word != "superseded":
-                log.warning("the sidecar does not take it back", pod=pod_uid, why=str(refused))
+        except (Refused, NotFound) as error:
+            if isinstance(error, Refused) and error.word != "superseded":
+                log.warning("the sidecar does not take it back", pod=pod_uid, why=str(error))
                 await asyncio.sleep(_AGAIN_SECONDS)
                 continue
-            if cage is not None:
-                await asyncio.to_thread(cage.kill)
-            return False
-        except NotFound:
-            # The pod is gone, or about to be: it waits for what is frozen in it.
+            # It is another's, or its pod is about to be gone and waits for what is frozen in it.
             if cage is not None:
                 await asyncio.to_thread(cage.kill)
             return False
@@ -205,13 +205,15 @@ async def settle(pod_uid: str, cage: Freezer | None, queued: Path) -> bool:
         return True
 
 
-def _put_back(pod_uid: str, queued: Path) -> None:
+def _fill_terminal(pod_uid: str) -> None:
+    """With what was taken out of it, if anything was."""
+    pod = containers.find(pod_uid)
+    queued = SidecarLink(_sidecar_of(pod)).state / QUEUED
     try:
         kept = json.loads(queued.read_text())
-        pod = containers.find(pod_uid)
-        found = containers.terminal_of(containers.keeper_of(pod.hold))
-    except (FileNotFoundError, NotFound):
-        return  # nothing was taken, or there is nobody to give it to
+    except FileNotFoundError:
+        return
+    found = containers.terminal_of(containers.keeper_of(pod.hold))
     try:
         path = Path(f"/proc/{pod.hold}/root") / str(kept["path"]).lstrip("/")
         rest = terminal.put(path, found.master, Taken.from_json(kept))

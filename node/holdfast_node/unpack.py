@@ -66,6 +66,8 @@ class _Unpack:
     def all(self, reader: Reader) -> None:
         self._reader = reader
         first = self._reader.record()
+        if first.kind == Kind.END:
+            return  # a difference, and there was none
         if first.kind != Kind.DIRECTORY or first.name:
             raise BadArchive("the archive of files does not begin with its root")
         self._levels.append(_Level(self._root, first))

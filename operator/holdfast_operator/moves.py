@@ -6,7 +6,8 @@ nothing here can make two of a session; at worst a target pod waits in vain, and
 
 Called for a session whose command runs and whose Lease is renewed. First row that fits:
 
-    no reason to move    a target pod                     DeletePods: the source goes on
+    no reason to move    a target pod, and an order       Wait: it may be just arriving there
+                         a target pod                     CancelMove: the source goes on
                          none                             nothing
     target               finished, or its move failed     AbandonMove, and later again
                          of another image                 AbandonMove, likewise
@@ -21,8 +22,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from holdfast_operator.model import Observed, PodSeen
+
+OVER: Final = ("Complete", "Failed")
 
 
 class Trigger(StrEnum):
@@ -98,7 +102,10 @@ def reason(seen: Observed) -> Reason | None:
 def decide(seen: Observed) -> Move | None:
     wanted, target = reason(seen), seen.target
     if wanted is None:
-        return CancelMove(target) if target is not None and not target.deleting else None
+        if target is None or target.deleting:
+            return None
+        under_way = seen.checkpoint is not None and seen.checkpoint.phase not in OVER
+        return AwaitMove() if under_way else CancelMove(target)
     if target is None:
         if seen.now < seen.move_retry_at:
             return AwaitMove(seen.move_retry_at)

@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = REPOSITORY / "docs" / "cluster.md"
 FAULTS = REPOSITORY / "docs" / "faults.md"
 TESTS = REPOSITORY / "e2e" / "test_faults.py"
+DONE = {*range(1, 18), 19, 20, 21, 22, 24, 25, 26, 29, 30, 32}  # provoked in full
 
 
 def rows() -> dict[int, str]:
@@ -60,7 +61,7 @@ def test_every_test_in_a_row_is_there() -> None:
     for number, text in rows().items():
         path = TESTS
         for word in re.findall(r"`([^`]+)`", text):
-            if word.startswith("tests/"):
+            if word.startswith(("tests/", "e2e/")):
                 path = REPOSITORY / word
                 continue
             assert word in {test.name for test in all_tests(path)}, f"{number}: {word} in {path}"
@@ -71,7 +72,7 @@ def test_every_test_in_a_row_is_there() -> None:
 def test_what_is_not_there_yet_says_so() -> None:
     for number, text in rows().items():
         assert "`test_" in text or text.startswith("not yet: "), number
-        assert (number > 17) == ("ot yet" in text), number
+        assert (number not in DONE) == ("ot yet" in text), number
 
 
 def test_every_way_to_break_it_is_told() -> None:

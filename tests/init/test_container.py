@@ -312,15 +312,19 @@ def test_install(build: Build, tmp_path: Path) -> None:
             [build.path, "--install", str(to)], check=False, capture_output=True, text=True
         )
 
-    inode = 0
-    for _ in range(2):
+    for content in (b"", None, Path(build.path).read_bytes() + b"x"):
+        if content is not None:
+            path.unlink(missing_ok=True)
+            path.write_bytes(content)
+        before = path.stat().st_ino
         done = install(path)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert path.read_bytes() == Path(build.path).read_bytes()
         assert stat.S_IMODE(path.stat().st_mode) == 0o555
         assert [p.name for p in target.iterdir()] == ["hold"]
-        assert path.stat().st_ino != inode  # a new file, never one that is half written
-        inode = path.stat().st_ino
+        # A new file, never one that is half written; but what is the same already stays, for a
+        # session that runs from it could not be moved any more.
+        assert (path.stat().st_ino == before) is (content is None)
     for wrong, words in [(tmp_path / "no" / "hold", "must exist"), (target, "path of a file")]:
         failed = install(wrong)
         assert failed.returncode == 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast_node.archive import REPLACE, BadArchive, Kind, Record
+from holdfast_node.archive import REPLACE, BadArchive, Kind, Record, Writer
 from holdfast_node.tree import Place
 from holdfast_wire.errors import HoldfastError
 
@@ -36,6 +36,15 @@ def test_impossible_names_are_refused(trap: Path, name: bytes, kind: Kind) -> No
     body = b"x" if kind in (Kind.FILE, Kind.SYMLINK) else None
     with pytest.raises(BadArchive, match="impossible"):
         put(archive_of((mine(kind, name), body)), Place(trap))
+
+
+def test_nothing_changed(trap: Path) -> None:
+    """A difference of which there is none has not even a root."""
+    before = looks(trap)
+    pieces: list[bytes] = []
+    Writer(lambda view: pieces.append(bytes(view))).close()
+    put(b"".join(pieces), Place(trap))
+    assert looks(trap) == before
 
 
 def test_links_are_replaced_not_followed(trap: Path) -> None:

@@ -56,6 +56,9 @@ ROWS: list[tuple[Observed, Step]] = [
     (moving(node=OPEN, pods=(pod(),)), Wait()),
     (moving(node=OPEN), CancelMove(TARGET)),
     (moving(node=OPEN, pods=(pod(), replace(TARGET, deleting=True))), Wait()),
+    (moving(node=OPEN, checkpoint=order("Pending")), Wait()),
+    (moving(node=OPEN, checkpoint=order("Transferring")), Wait()),
+    (moving(node=OPEN, checkpoint=order("Failed")), CancelMove(TARGET)),
     (moving(session=STAYS, pods=(pod(),)), Wait()),
     (moving(session=ASKED_BEFORE, node=OPEN, pods=(pod(),)), Wait()),
     # It cannot, or must not yet.

@@ -1,0 +1,109 @@
+"""A session leaves its node and goes on, alive, on the other: what clients see."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from e2e.lab import Lab, until
+from e2e.movers import (
+    MOVED_WITHIN,
+    ask,
+    await_agents,
+    check,
+    draining,
+    gone,
+    longest_gap,
+    move,
+    other,
+    walking,
+    whole,
+)
+from e2e.viewer import Viewer, again
+
+EVERY = 0.005
+LOAD_SECONDS = 90.0
+
+
+def joined(parts: list[bytes]) -> list[tuple[int, int]]:
+    """Epoch and number of each mark in the stream."""
+    found = []
+    for line in b"".join(parts).splitlines():
+        if line.startswith(b"<") and line.endswith(b">"):
+            epoch, _, number = line[1:-1].partition(b":")
+            found.append((int(epoch), int(number)))
+    return found
+
+
+@pytest.mark.timeout(180)
+def test_a_client_follows_and_misses_nothing(lab: Lab) -> None:
+    """Joined by seq the stream has no gap and no double; the counter in it is the oracle."""
+    session = walking(lab, "followed", EVERY, node=lab.away())
+    node = session.node
+    with Viewer(lab, session.pod) as first:
+        until(lambda: len(first.text()) > 1000, "something is seen")
+        with draining(lab, node) as drain:
+            until(lambda: first.ended, "the client's connection ends", MOVED_WITHIN)
+            with again(lab, session, first) as second:
+                until(lambda: len(second.text()) > 2000, "more is seen")
+                drain.succeeds()
+    assert not first.gaps + second.gaps
+    marks = joined([first.text(), second.text()])
+    numbers = [number for _, number in marks]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "a gap or a double"
+    assert {epoch for epoch, _ in marks} == {1, 2}
+    assert second.first_at is not None
+    lab.report["move_stream_pause_seconds"] = round(second.first_at - first.last_at, 3)
+    written = check(session, 2)
+    lab.report["move_freeze_small_seconds"] = round(longest_gap(written), 3)
+    assert session.condition("Fresh")["reason"] == "Moved"
+    gone(lab, "followed-1")
+
+
+@pytest.mark.timeout(300)
+def test_ten_moves_back_and_forth(lab: Lab) -> None:
+    session = walking(lab, "commuter", EVERY)
+    for _ in range(10):
+        move(session)
+    session.writes_on()
+    marks = check(session, 11)
+    assert {mark.epoch for mark in marks} == set(range(1, 12))
+    lab.report["moves_total_count"] = lab.report.get("moves_total_count", 0) + 10
+
+
+@whole
+@pytest.mark.timeout(300)
+def test_random_sessions_move_under_load(lab: Lab) -> None:
+    """As many as fit into the time, two at once; a fixed seed chooses."""
+    sessions = [walking(lab, f"crowd-{n}", 0.01) for n in range(4)]
+    chosen, epochs, moves = random.Random(5), dict.fromkeys(range(4), 1), 0
+    give_up = time.monotonic() + LOAD_SECONDS
+    while time.monotonic() < give_up:
+        pair = chosen.sample(range(4), 2)
+        for number in pair:
+            ask(sessions[number])
+        for number in pair:
+            epochs[number] += 1
+            sessions[number].await_epoch(epochs[number], MOVED_WITHIN)
+            moves += 1
+    for number, session in enumerate(sessions):
+        session.writes_on()
+        check(session, epochs[number])
+    lab.report["moves_total_count"] = lab.report.get("moves_total_count", 0) + moves
+    assert moves >= 10
+    await_agents(lab)
+
+
+def test_a_move_by_hand_goes_where_it_is_told_to(lab: Lab) -> None:
+    session = walking(lab, "sent", node=lab.away())
+    node = session.node
+    ask(session, node)  # it is there
+    time.sleep(3)
+    assert (session.epoch, session.node) == (1, node)
+    ask(session, other(node))
+    session.await_epoch(2, MOVED_WITHIN)
+    assert session.node == other(node)
+    session.writes_on()
+    check(session, 2)

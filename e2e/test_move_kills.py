@@ -1,0 +1,148 @@
+"""Every part of a move is killed in the middle of it, at every point that can be seen from outside:
+afterwards exactly one incarnation runs on, nothing it did is lost or done twice, and the move comes
+to its end by itself.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from e2e.lab import OPERATOR_NAMESPACE, Lab, Session, sidecar_pid, until
+from e2e.movers import (
+    Moments,
+    agent_pid,
+    agent_pods,
+    ask,
+    await_agents,
+    check,
+    checkpoint,
+    kill,
+    operator_pid,
+    other,
+    passed,  # noqa: F401 - a fixture
+    pod_uid,
+    processes,
+    walking,
+    whole,
+)
+
+# A part that was killed is started anew by the kubelet, and what it left is settled; then the move
+# is tried again, a little later each time.
+SETTLED_WITHIN = 120.0
+
+
+pytestmark = [whole, pytest.mark.faults(18)]
+
+
+def settled(session: Session) -> None:
+    """The one move that was asked for has been made, and one tree runs, in one pod."""
+    session.await_epoch(2, SETTLED_WITHIN)
+    session.writes_on()
+    check(session, 2)
+    here = pod_uid(session.lab, session.pod)
+    until(lambda: not elsewhere(session, here), f"nothing of {session.name} is elsewhere")
+    assert processes(here)
+
+
+def elsewhere(session: Session, here: str) -> list[int]:
+    pods = session.lab.get("pods", "-l", f"holdfast.dev/session={session.name}")["items"]
+    uids = {pod["metadata"]["uid"] for pod in pods} - {here}
+    return [pid for uid in uids for pid in processes(uid)]
+
+
+def fresh_agents(lab: Lab, *nodes: str) -> None:
+    """The kubelet waits longer each time before it starts a container of a pod again."""
+    names = []
+    for node, pod in agent_pods(lab).items():
+        restarts = [one["restartCount"] for one in pod["status"]["containerStatuses"]]
+        if any(restarts) and (not nodes or node in nodes):
+            names.append(pod["metadata"]["name"])
+    if names:
+        lab.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, *names, "--wait=true")
+    await_agents(lab)
+
+
+def target_uid(session: Session) -> str:
+    return str(checkpoint(session)["spec"]["targetPodUID"])
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("side", "step"),
+    [("source", "dumping"), ("target", "dumping"), ("source", "offered"), ("target", "sending"),
+     ("source", "committed"), ("target", "committed")],
+)  # fmt: skip
+def test_an_agent_is_killed(lab: Lab, side: str, step: str) -> None:
+    session = walking(lab, f"agent-{side}-{step}")
+    node = session.node if side == "source" else other(session.node)
+    fresh_agents(lab, node)
+    pid = agent_pid(lab, node)
+    with Moments(session) as moments:
+        ask(session)
+        moments.wait(step)
+        kill(pid)
+    settled(session)
+    await_agents(lab)
+
+
+@pytest.mark.timeout(240)
+def test_sidecars_are_killed(lab: Lab) -> None:
+    """Each of a session of its own, all at the same time."""
+    cases = [(side, step) for side in ("source", "target")
+             for step in ("dumping", "offered", "sending", "committed")]  # fmt: skip
+    sessions = [walking(lab, f"sidecar-{side}-{step}") for side, step in cases]
+
+    def run(number: int) -> None:
+        session, (side, step) = sessions[number], cases[number]
+        uid = pod_uid(lab, session.pod)
+        with Moments(session) as moments:
+            ask(session)
+            moments.wait("ordered")
+            if side == "target":
+                uid = target_uid(session)
+            victim = sidecar_pid(uid)
+            moments.wait(step)
+            kill(victim)
+
+    with ThreadPoolExecutor(len(cases)) as threads:
+        list(threads.map(run, range(len(cases))))
+    for session in sessions:
+        settled(session)
+
+
+@pytest.mark.timeout(240)
+def test_the_operator_is_killed(lab: Lab) -> None:
+    """While one move is ordered, one is under way, and one is just over."""
+    sessions = [walking(lab, f"operator-{step}") for step in ("ordered", "offered", "committed")]
+    with Moments(sessions[1]) as moments:
+        for session in sessions:
+            ask(session)
+        moments.wait("offered")
+        kill(operator_pid(lab))
+    for session in sessions:
+        settled(session)
+    until(lambda: operator_pid(lab), "the operator is back")
+
+
+@pytest.mark.timeout(240)
+def test_anything_is_killed_at_any_time(lab: Lab) -> None:
+    """A fixed seed chooses what, and how long after the move was asked for."""
+    fresh_agents(lab)
+    chosen = random.Random(18)
+    for number, victim in enumerate(("source agent", "target agent", "source sidecar")):
+        session = walking(lab, f"any-{number}")
+        if victim == "source agent":
+            pid = agent_pid(lab, session.node)
+        elif victim == "target agent":
+            pid = agent_pid(lab, other(session.node))
+        else:
+            pid = sidecar_pid(pod_uid(lab, session.pod))
+        ask(session)
+        time.sleep(chosen.uniform(0.5, 4.0))
+        kill(pid)
+        settled(session)
+        fresh_agents(lab)

@@ -72,7 +72,7 @@ lint: setup ## style, types, layers, sizes
 	@$(BIN)/helm lint --strict --quiet charts/holdfast
 
 # One more than two cores: many tests wait for something. More than that, and those which measure time fail.
-WORKERS ?= 4
+WORKERS ?= 3
 
 .PHONY: test
 test: setup ## all tests that need no root and no cluster, and lint; T= selects

@@ -133,6 +133,10 @@ async def pids(pod: Waiting) -> list[int]:
     return [p.pid for p in (await pod.link.graph()).processes]
 
 
+async def states(pod: Waiting) -> set[str]:
+    return {p.state for p in (await pod.link.graph()).processes}
+
+
 async def parent_of_keeper(pod: Waiting) -> int:
     return (await pod.link.graph()).processes[0].ppid
 
@@ -141,7 +145,7 @@ async def freezes_and_thaws(pod: Waiting) -> None:
     assert (await pod.link.freeze()).refused == 0
     assert {p.state for p in (await pod.link.graph()).processes} == {"T"}
     await pod.link.thaw()
-    assert {p.state for p in (await pod.link.graph()).processes} == {"S"}
+    await eventually(lambda: states(pod), lambda now: now == {"S"}, "all sleep again")
 
 
 @needs_root
@@ -192,7 +196,7 @@ async def test_frozen_before_its_parent_goes_it_stays_so(
     await restored.tool_goes()
     assert {p.state for p in (await pod.link.graph()).processes} == {"T"}
     await pod.link.thaw()
-    assert {p.state for p in (await pod.link.graph()).processes} == {"S"}
+    await eventually(lambda: states(pod), lambda now: now == {"S"}, "all sleep again")
     assert not (await pod.link.status()).exited
 
 

@@ -244,7 +244,7 @@ def test_nothing_is_taken_before_hold_has_the_session(source: Pod, target: Pod) 
     assert target.agent("status") == {
         "ok": True, "parked": False, "offered": False, "serving": False, "epoch": 4, "seq": 0,
     }  # fmt: skip
-    assert target.agent("park", to="x")["code"] == "not_serving"
+    assert target.agent("park", patient=False, to="x")["code"] == "not_serving"
     for name in files:
         shutil.copy(source.state / name, target.state / name)
     assert target.agent("commit")["code"] == "refused"

@@ -416,8 +416,18 @@ class Pod:
         until(path.exists, "the sidecar's socket")
         return Client(path)
 
-    def agent(self, what: str, **fields: Any) -> dict[str, Any]:
-        """What the node's agent is told at agent.sock."""
+    def agent(self, what: str, patient: bool = True, **fields: Any) -> dict[str, Any]:
+        """What the node's agent is told at agent.sock. `patient`: asks again, as it does, while
+        the sidecar is coming up."""
+        give_up = time.monotonic() + 15
+        while True:
+            found = self._tell(what, **fields)
+            coming_up = found.get("code") == "not_serving"
+            if not (patient and coming_up) or time.monotonic() > give_up:
+                return found
+            time.sleep(0.05)
+
+    def _tell(self, what: str, **fields: Any) -> dict[str, Any]:
         path = self.state / "agent.sock"
         until(lambda: listener_pid(path, socket.SOCK_STREAM), "agent.sock")
         with socket.socket(socket.AF_UNIX) as sock:
@@ -446,8 +456,10 @@ class Pod:
             sock.settimeout(10)
             sock.connect(str(self.socket))
             sock.send(b"status")
-            found: dict[str, Any] = json.loads(sock.recv(65536))
-            return found
+            while True:
+                found: dict[str, Any] = json.loads(sock.recv(65536))
+                if "event" not in found:  # one may come first
+                    return found
 
     def count(self) -> int:
         with contextlib.suppress(FileNotFoundError, IndexError):

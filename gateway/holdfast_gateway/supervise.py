@@ -101,8 +101,11 @@ class Supervisor:
             while True:
                 self._wake.clear()
                 pause = self._scan()
+                # Not wait_for: before Python 3.12 it swallows a cancellation that comes with the
+                # event, and the gateway would never stop.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await self._wake.wait()
         finally:
             self._let_go()
 

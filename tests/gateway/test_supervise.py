@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -11,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from gateway_kit import Place, listener_pid, until
-from holdfast_gateway.supervise import BACKOFF, LOG_LIMIT, Leave, Observed, Start, Wait, decide
+from holdfast_gateway.supervise import (
+    BACKOFF,
+    LOG_LIMIT,
+    Leave,
+    Observed,
+    Start,
+    Supervisor,
+    Wait,
+    decide,
+)
 
 
 def seen(
@@ -132,3 +142,15 @@ def test_descriptors_do_not_leak_into_sidecars(place: Place) -> None:
     links = [str(f.readlink()) for f in Path(f"/proc/{pid}/fd").iterdir() if f.is_symlink()]
     assert lock not in links
     assert os.getsid(pid) == pid, "a session of its own: the gateway's terminal cannot end it"
+
+
+async def test_it_ends_though_something_happened_at_that_moment(tmp_path: Path) -> None:
+    """A client that leaves as the gateway stops."""
+    supervisor = Supervisor(tmp_path)
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.sleep(0.01)
+    supervisor.poke()
+    await asyncio.sleep(0)  # what waits for that has been told, and has not yet gone on
+    running.cancel()
+    done, _ = await asyncio.wait([running], timeout=5)
+    assert done

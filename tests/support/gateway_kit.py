@@ -174,7 +174,7 @@ class Place:
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         assert self.gateway is not None
         self.gateway.send_signal(how)
-        code = self.gateway.wait(30)  # how fast it should be has a test of its own
+        code = self.gateway.wait(10)
         self.gateway = None
         return code
 

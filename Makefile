@@ -82,7 +82,7 @@ test: setup ## all tests that need no root and no cluster, and lint; T= selects
 	@nice $(MAKE) --silent --no-print-directory lint > build/lint.log 2>&1 & lint=$$!; failed=0; \
 	  HOLD_BIN=$(CURDIR)/build/hold HOLD_ASAN_BIN=$(CURDIR)/build/hold-asan \
 	  $(BIN)/pytest -q -n $(WORKERS) --dist worksteal $(if $(T),-k '$(T)') || failed=$$?; \
-	  wait $$lint || failed=$$?; cat build/lint.log; exit $$failed
+	  if wait $$lint; then echo "lint: clean"; else failed=$$?; cat build/lint.log; fi; exit $$failed
 
 .PHONY: check-lease
 check-lease: setup ## try to refute the lease's rules, and see the broken ones refuted

@@ -107,7 +107,7 @@ class Client:
     async def send(self, *frames: Frame) -> None:
         await self.socket.send_bytes(b"".join(encode(frame) for frame in frames))
 
-    async def until(self, wanted: type[Frame] | Any, seconds: float = 10) -> Any:
+    async def until(self, wanted: type[Frame] | Any, seconds: float = 40) -> Any:
         """The next frame for which `wanted` holds; others wait in `frames` for their turn."""
         test = (lambda f: isinstance(f, wanted)) if isinstance(wanted, type) else wanted
         async with asyncio.timeout(seconds):

@@ -26,7 +26,7 @@ def now() -> int:
 
 def ask(waiting: Waiting, *requests: bytes) -> list[dict[str, object]]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(5)
+        sock.settimeout(30)
         sock.connect(waiting.socket)
         answers = []
         for request in requests:

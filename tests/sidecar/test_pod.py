@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import stat
@@ -21,7 +20,7 @@ from typing import Any
 import pytest
 
 from api_kit import Fault, Pod, lease
-from gateway_kit import until
+from gateway_kit import remove, until
 from holdfast_sidecar import pod as pod_module
 from holdfast_sidecar.fence import Superseded
 from holdfast_sidecar.hold import HoldError
@@ -52,7 +51,7 @@ def make_pod() -> Iterator[MakePod]:
     yield make
     for pod in made:
         pod.close()
-        shutil.rmtree(pod.folder)
+        remove(pod.folder)
 
 
 @pytest.fixture

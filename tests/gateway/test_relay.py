@@ -194,6 +194,7 @@ async def test_what_cannot_be_decoded_ends_only_its_own_connection(served: Place
         await good.until(lambda f: isinstance(f, Control) and f.body.get("id") == 5)
 
 
+@pytest.mark.timed
 async def test_a_gateway_stops_at_once_though_a_client_does_not_read() -> None:
     with gateway_kit.place() as here:
         here.session("build")

@@ -206,6 +206,7 @@ async def test_the_exit_says_what_called_for_it(wait: Wait, first: str) -> None:
     terminal.close()
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("first", ["end", "term"])
 async def test_the_grace_after_sigterm_is_an_option(wait: Wait, first: str) -> None:
     stubborn = ("bash", "-c", "trap '' HUP TERM; echo up; while :; do read x; done")

@@ -70,7 +70,7 @@ class App:
         await self._kube.__aenter__()
         await self._served()
         if self._keys is not None:
-            webhook = Webhook(self._kube, self.nodes, self._keys)
+            webhook = Webhook(self._kube, self._keys)
             await self._listen(webhook.application(), PORT, self._keys.tls)
         self._task = asyncio.create_task(self._run(), name="holdfast")
         self._task.add_done_callback(self._over)

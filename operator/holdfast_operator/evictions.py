@@ -14,6 +14,8 @@ First row that fits:
     its node       has no agent                                         yes
     onDrain        is Wait or End                                       yes
                    is Live or Hibernate                                 not yet, and it is to leave
+
+A cordoned node is left anyway, and needs no mark: uncordoning it calls that off.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _LEAVES: Final = {"Live": "is being moved to another node", "Hibernate": "is bei
 @dataclass(frozen=True, slots=True)
 class Verdict:
     why: str = ""  # not yet, and why; "": yes
-    mark: int | None = None  # the epoch that is to leave its node
+    mark: int | None = None  # the epoch that is to be marked, so that it leaves its node
 
     @property
     def allowed(self) -> bool:
@@ -58,7 +60,7 @@ def judge(
     doing = _LEAVES.get(session.on_drain)
     if doing is None or node is None or not node.agent:
         return YES
-    return Verdict(_said(session, doing), lease.epoch)
+    return Verdict(_said(session, doing), None if node.cordoned else lease.epoch)
 
 
 def _said(session: Session, doing: str) -> str:

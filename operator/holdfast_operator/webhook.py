@@ -19,11 +19,10 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from holdfast_kube.client import LEASES, PODS, SESSIONS, Api
+from holdfast_kube.client import LEASES, NODES, PODS, SESSIONS, Api
 from holdfast_operator import log, metrics, names
 from holdfast_operator.evictions import YES, Verdict, judge
-from holdfast_operator.model import LeaseSeen, Object, PodSeen, Session
-from holdfast_operator.nodes import Nodes
+from holdfast_operator.model import LeaseSeen, NodeSeen, Object, PodSeen, Session
 from holdfast_wire.errors import BadRequest, HoldfastError
 
 PORT: Final = 8443
@@ -116,8 +115,8 @@ class Keys:
 
 
 class Webhook:
-    def __init__(self, api: Api, nodes: Nodes, keys: Keys) -> None:
-        self._api, self._nodes, self._keys = api, nodes, keys
+    def __init__(self, api: Api, keys: Keys) -> None:
+        self._api, self._keys = api, keys
 
     def application(self) -> web.Application:
         made = web.Application()
@@ -150,17 +149,23 @@ class Webhook:
         name = labels.get(names.SESSION_LABEL)
         if found is None or not name:
             return YES
-        # The Lease after the pod: a pod that was not up then has no session by now.
-        item, lease = await asyncio.gather(
+        # The Lease after the pod: a pod that was not up then has no session by now. The node too is
+        # read: a drain evicts sooner than a watch tells of its cordon.
+        where = (found.get("spec") or {}).get("nodeName")
+        item, lease, node = await asyncio.gather(
             self._api.get(SESSIONS, eviction.namespace, name),
             self._api.get(LEASES, eviction.namespace, name),
+            self._api.get(NODES, "", where) if where else _nothing(),
         )
         if item is None:
             return YES
         session = Session.of(item)
-        pod = PodSeen.of(found, session.uid)
-        held = None if lease is None else LeaseSeen.of(lease, session.uid)
-        verdict = judge(pod, session, held, self._nodes.get(pod.node))
+        verdict = judge(
+            PodSeen.of(found, session.uid),
+            session,
+            None if lease is None else LeaseSeen.of(lease, session.uid),
+            None if node is None else NodeSeen.of(node),
+        )
         if verdict.mark is not None and not eviction.dry_run:
             await self._mark(session, verdict.mark)
         return verdict
@@ -177,6 +182,10 @@ class Webhook:
             log.warning("a session was not told to leave", **where, error=error.message)
         else:
             log.info("an eviction is held up", **where, epoch=epoch)
+
+
+async def _nothing() -> None:
+    return None
 
 
 def _review(eviction: Eviction, verdict: Verdict) -> dict[str, Any]:

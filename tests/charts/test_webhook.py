@@ -144,6 +144,8 @@ def test_it_can_be_left_out(render: Render, off: str) -> None:
     assert [port["name"] for port in container["ports"]] == ["http"]
     assert not [one for one in container["env"] if "WEBHOOK" in one["name"]]
     assert len(of(items, "NetworkPolicy", "holdfast")["spec"]["ingress"]) == 1
+    (rule,) = of(items, "ClusterRole", "holdfast-nodes")["rules"]
+    assert rule["verbs"] == ["list", "watch"]
 
 
 def test_the_longest_name_fits(render: Render) -> None:

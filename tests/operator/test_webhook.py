@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from api_kit import Authority
-from holdfast_kube.client import LEASES, PODS, SESSIONS, Resource
+from holdfast_kube.client import LEASES, NODES, PODS, SESSIONS, Resource
 from holdfast_operator import metrics, names, webhook
 from holdfast_operator.webhook import Keys, Webhook
 from holdfast_wire.errors import BadRequest, Forbidden, HoldfastError, Unavailable
@@ -88,10 +88,18 @@ class Asking:
         return found
 
 
+def show_node(world: World, agent: bool = True, cordoned: bool = False) -> None:
+    """node-1, as the API has it."""
+    labels = {names.AGENT: "ready"} if agent else {}
+    spec = {"unschedulable": True} if cordoned else {}
+    meta = {"name": "node-1", "uid": "n1", "labels": labels}
+    world.api.items["nodes", "", "node-1"] = {"metadata": meta, "spec": spec}
+
+
 @contextlib.asynccontextmanager
 async def serving(world: World, folder: Path) -> AsyncIterator[Asking]:
     keys = Keys(str(folder))
-    runner = web.AppRunner(Webhook(world.api, world.nodes, keys).application())
+    runner = web.AppRunner(Webhook(world.api, keys).application())
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=keys.tls)
     await site.start()
@@ -109,6 +117,7 @@ async def serving(world: World, folder: Path) -> AsyncIterator[Asking]:
 async def asking(folder: Path) -> AsyncIterator[Asking]:
     """About a session that runs as build-1 on node-1, which is not cordoned."""
     world = World()
+    show_node(world)
     world.api.put(session_object())
     await world.run(10)
     async with serving(world, folder) as found:
@@ -139,6 +148,7 @@ async def test_the_pod_of_a_session_is_held_up_and_the_session_leaves(asking: As
     await world.run(60)
     assert world.status["epoch"] == 2, "an old mark moves nothing"
 
+    world.api.items["nodes", "", "node-2"] = world.api.items["nodes", "", "node-1"]
     assert (await asking.ask("build-2"))["allowed"] is False
     assert asking.mark == "2"
 
@@ -202,10 +212,27 @@ async def test_what_is_no_eviction_of_a_pod_is_let_go(
 
 
 async def test_without_an_agent_it_is_the_budgets_affair(asking: Asking) -> None:
-    bare = {"metadata": {"name": "node-1", "labels": {}}, "spec": {}}
-    asking.world.nodes.watched(bare, gone=False)
+    show_node(asking.world, agent=False)
+    assert await asking.ask("build-1") == {"allowed": True}
+    del asking.world.api.items["nodes", "", "node-1"]
     assert await asking.ask("build-1") == {"allowed": True}
     assert asking.mark is None
+
+
+async def test_a_pod_without_a_node_is_let_go(asking: Asking) -> None:
+    del asking.world.api.pods()[0]["spec"]["nodeName"]
+    assert await asking.ask("build-1") == {"allowed": True}
+
+
+async def test_a_drain_can_be_called_off_by_uncordoning(asking: Asking) -> None:
+    """So it is not marked; whether the node is cordoned is asked anew each time."""
+    show_node(asking.world, cordoned=True)
+    answer = await asking.ask("build-1")
+    assert answer["status"]["code"] == 429
+    assert asking.mark is None
+    show_node(asking.world)
+    assert await asking.ask("build-1") == answer
+    assert asking.mark == "1"
 
 
 async def test_an_ended_session_is_let_go(asking: Asking) -> None:
@@ -240,7 +267,7 @@ async def test_it_is_served_over_tls_alone(asking: Asking) -> None:
             await plain.post(asking.url, data=b"{}")
 
 
-@pytest.mark.parametrize("kind", [PODS, SESSIONS, LEASES], ids=lambda kind: kind.plural)
+@pytest.mark.parametrize("kind", [PODS, SESSIONS, LEASES, NODES], ids=lambda kind: kind.plural)
 @pytest.mark.parametrize("error", [Unavailable("no answer"), Forbidden("not yours")])
 async def test_without_the_api_there_is_no_answer(
     asking: Asking, monkeypatch: pytest.MonkeyPatch, kind: Resource, error: HoldfastError

@@ -47,6 +47,17 @@ def mark(session: Session) -> str | None:
     return found
 
 
+def guarded(session: Session) -> None:
+    """Its budget is there and counts its pod: it holds an eviction up by itself."""
+
+    def counted() -> bool:
+        found = session.lab.find("pdb", f"holdfast-{session.name}") or {}
+        status = found.get("status") or {}
+        return status.get("currentHealthy") == 1 and status.get("disruptionsAllowed") == 0
+
+    until(counted, f"the budget of {session.name} counts its pod")
+
+
 def may_go(lab: Lab, pod: str) -> bool:
     """Evicted now, or gone already: the operator deletes it too."""
     complaint = evict(lab, pod)
@@ -130,6 +141,7 @@ def test_a_drain_is_held_up_without_a_mark(lab: Lab) -> None:
 
 def test_a_session_that_waits_is_its_budgets_affair(lab: Lab) -> None:
     session = walking(lab, "waits", spec={"move": {"onDrain": "Wait"}})
+    guarded(session)
     complaint = evict(lab, session.pod)
     assert "disruption budget" in complaint
     assert "holdfast.dev" not in complaint
@@ -143,7 +155,6 @@ def test_other_pods_go_at_once(lab: Lab) -> None:
     session = walking(lab, "beside")
     try:
         bystander(lab, "bystander-1")
-        # Of an epoch that the session does not have, or it would be asked about the wrong one.
         bystander(lab, "pretender-7", **{"holdfast.dev/session": "beside"})
         for pod in ("bystander-1", "pretender-7"):
             assert evict(lab, pod) == ""
@@ -159,6 +170,7 @@ def test_other_pods_go_at_once(lab: Lab) -> None:
 @pytest.mark.timeout(180)
 def test_without_the_operator_others_go_and_sessions_stay(lab: Lab) -> None:
     session = walking(lab, "alone")
+    guarded(session)
     bystander(lab, "bystander-2")
     lab.kubectl("scale", "deployment/holdfast", "-n", OPERATOR_NAMESPACE, "--replicas=0")
     try:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -15,12 +16,18 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from api_kit import Authority
 from holdfast_kube.client import LEASES, NODES, PODS, SESSIONS, Resource
+from holdfast_kube.credentials import Credentials
+from holdfast_operator import app as app_module
 from holdfast_operator import metrics, names, webhook
+from holdfast_operator.app import App
+from holdfast_operator.settings import Settings
 from holdfast_operator.webhook import Keys, Webhook
 from holdfast_wire.errors import BadRequest, Forbidden, HoldfastError, Unavailable
+from operator_api import merge
 from operator_kit import KEY, World, session_object
 
 SECRET = "nobody-else-knows"
@@ -361,3 +368,74 @@ def test_an_empty_path_would_let_everybody_in(folder: Path) -> None:
     (folder / "path").write_text("\n")
     with pytest.raises(BadRequest, match="long random word"):
         Keys(str(folder))
+
+
+def served(world: World) -> web.Application:
+    """What of an API server the webhook needs, over HTTP: paths and bodies are the client's own."""
+
+    async def one(request: web.Request) -> web.Response:
+        parts = request.path.strip("/").split("/")
+        if request.path == SESSIONS.base:
+            return web.json_response({"resources": [{"name": SESSIONS.plural}]})
+        within = parts.index("namespaces") if "namespaces" in parts else None
+        namespace = parts[within + 1] if within is not None else ""
+        found = world.api.items.get((parts[-2], namespace, parts[-1]))
+        if found is None:
+            return web.json_response({"message": "not found"}, status=404)
+        if request.method == "PATCH":
+            given = await request.json()
+            assert request.content_type == "application/merge-patch+json"
+            assert given["metadata"].pop("uid") == found["metadata"]["uid"], "only this Session"
+            merge(found, given)
+        return web.json_response(found)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", one)
+    return app
+
+
+async def test_the_operator_serves_it_leader_or_not(
+    asking: Asking, folder: Path, monkeypatch: pytest.MonkeyPatch, unused_ports: tuple[int, int]
+) -> None:
+    """All its parts as they are wired, and its own client. No Lease can be had here to lead by."""
+    world, (port, secure) = asking.world, unused_ports
+    monkeypatch.setattr(app_module, "PORT", secure)
+    settings = Settings(image="i", port=port, webhook_keys=str(folder))
+    async with TestServer(served(world)) as server:
+        app = App(settings, Credentials(str(server.make_url("")).rstrip("/")))
+        await app.start()
+        try:
+            there = Asking(world, f"https://127.0.0.1:{secure}", asking.http, asking.keys)
+            assert await there.ask("web-7") == {"allowed": True}
+            answer = await there.ask("build-1", dryRun=True)
+            assert (answer["status"]["code"], there.mark) == (429, None)
+            assert await there.ask("build-1") == answer
+            assert there.mark == "1"
+            async with asking.http.get(f"http://127.0.0.1:{port}/readyz") as ready:
+                assert ready.status == 200
+        finally:
+            await app.stop()
+
+
+async def test_without_keys_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, unused_ports: tuple[int, int]
+) -> None:
+    port, secure = unused_ports
+    monkeypatch.setattr(app_module, "PORT", secure)
+    async with TestServer(served(World())) as server:
+        app = App(Settings(image="i", port=port), Credentials(str(server.make_url("")).rstrip("/")))
+        await app.start()
+        try:
+            with pytest.raises(OSError, match="Connect call failed"):
+                await asyncio.open_connection("127.0.0.1", secure)
+        finally:
+            await app.stop()
+
+
+@pytest.fixture
+def unused_ports() -> tuple[int, int]:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as two,
+    ):
+        return int(one.getsockname()[1]), int(two.getsockname()[1])

@@ -124,6 +124,11 @@ class Session:
         return None if found is None else (found, plain(node, 253))
 
     @property
+    def evicted(self) -> int | None:
+        """The epoch whose pod somebody wanted to evict."""
+        return number(self.annotations.get(names.EVICTED))
+
+    @property
     def ttl(self) -> float:
         return float(self.spec.get("ttlSecondsAfterEnded", 86400))
 

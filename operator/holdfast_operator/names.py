@@ -15,6 +15,7 @@ SESSION_LABEL: Final = f"{PREFIX}session"
 EPOCH: Final = f"{PREFIX}epoch"  # label of pods, annotation of Leases
 ACCEPT_EPOCH: Final = f"{PREFIX}accept-epoch"  # a person's word on a quarantined Session
 MOVE: Final = f"{PREFIX}move"  # on a Session: EPOCH or EPOCH/NODE, away from that incarnation
+EVICTED: Final = f"{PREFIX}evicted"  # on a Session: EPOCH, whose pod's eviction was held up
 RESTORE: Final = f"{PREFIX}restore"  # on a pod: the Session's incarnation EPOCH is to go on in it
 NODE: Final = f"{PREFIX}node"  # label of a Checkpoint: where the agent that takes it runs
 AGENT: Final = f"{PREFIX}agent"  # label of a Node: "ready" where sessions can leave and arrive

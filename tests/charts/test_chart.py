@@ -110,8 +110,11 @@ def test_what_is_installed(render: Render) -> None:
         ("Role", "holdfast-leader"),
         ("RoleBinding", "holdfast-leader"),
         ("Secret", "holdfast-node"),
+        ("Secret", "holdfast-webhook"),
+        ("Service", "holdfast-webhook"),
         ("ServiceAccount", "holdfast"),
         ("ServiceAccount", "holdfast-node"),
+        ("ValidatingWebhookConfiguration", "holdfast-webhook"),
     ]
 
 
@@ -125,7 +128,8 @@ def test_optional_kinds(render: Render) -> None:
         {"port": "http", "path": "/metrics", "interval": "30s"}
     ]
     assert policy["ingress"] == [
-        {"ports": [{"port": "http", "protocol": "TCP"}], "from": [{"namespaceSelector": {}}]}
+        {"ports": [{"port": "http", "protocol": "TCP"}], "from": [{"namespaceSelector": {}}]},
+        {"ports": [{"port": "webhook", "protocol": "TCP"}]},
     ]
 
 
@@ -173,6 +177,7 @@ def test_the_operators_environment(render: Render) -> None:
         "HOLDFAST_LOG_LEVEL": "info",
         "HOLDFAST_NAMESPACE": {"fieldPath": "metadata.namespace"},
         "HOLDFAST_POD_NAME": {"fieldPath": "metadata.name"},
+        "HOLDFAST_WEBHOOK_KEYS": "/etc/holdfast-webhook",
     }
 
 
@@ -199,7 +204,10 @@ def test_the_operators_environment_by_values(render: Render) -> None:
 
 def test_probes(render: Render) -> None:
     _pod, container = operator(render())
-    assert container["ports"] == [{"name": "http", "containerPort": 8080, "protocol": "TCP"}]
+    assert container["ports"] == [
+        {"name": "http", "containerPort": 8080, "protocol": "TCP"},
+        {"name": "webhook", "containerPort": 8443, "protocol": "TCP"},
+    ]
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
 
@@ -219,8 +227,9 @@ def test_restricted_profile(render: Render, name: str) -> None:
         "capabilities": {"drop": ["ALL"]},
     }
     assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & pod.keys()
-    assert all(set(volume) == {"name", "emptyDir"} for volume in pod["volumes"])
-    assert "hostPort" not in container["ports"][0]
+    kinds = {volume["name"]: set(volume) - {"name"} for volume in pod["volumes"]}
+    assert kinds == {"tmp": {"emptyDir"}, "webhook": {"secret"}}
+    assert not any("hostPort" in port for port in container["ports"])
     assert {"requests", "limits"} <= container["resources"].keys()
 
 
@@ -256,6 +265,8 @@ WRONG_VALUES = [
     ("rbac.aggregate=1", "aggregate"),
     ("metrics.podMonitor.interval=often", "interval"),
     ("networkPolicy.from=all", "from"),
+    ("webhook.enabled=yes", "enabled"),
+    ("webhook.failurePolicy=Fail", "failurePolicy"),
     ("imagePullSecrets={pull}", "imagePullSecrets"),
     ("replicaCount=2", "replicaCount"),
 ]
@@ -320,3 +331,17 @@ def test_the_notes_name_a_namespace_that_is_watched(notes: Callable[..., str]) -
     assert "kubectl apply --namespace one" in text
     assert "It looks after sessions in: one, two" in text
     assert "apply them yourself" in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("webhook.enabled=true", "and so does the eviction of a session's pod"),
+        ("webhook.enabled=false", "webhook.enabled is false"),
+        ("nodeAgent.enabled=false", "nodeAgent.enabled is false"),
+    ],
+)
+def test_the_notes_say_what_a_drain_does(
+    notes: Callable[..., str], setting: str, said: str
+) -> None:
+    assert said in notes("--set", setting)

@@ -1,8 +1,9 @@
 """Keeps current what would stop a move of the session, for its Lease: long before one is tried.
 
-A graph is not free: hold reads all of /proc for it, and answers nobody else meanwhile. So it is
-asked for now and then, less often where nothing is printed, and where it takes long: a twentieth of
-hold's time at most, but once a minute in any case.
+A graph is not free: hold reads all of /proc for it, and on this link answers nothing else until
+then, deadlines of the Lease among it. So it is asked for now and then, less often where nothing is
+printed or where it takes long, and of a session with very many processes hardly ever: there it can
+take as long as a renewal may be late.
 
 Invariant: a blocker is told only when it was seen at two looks, one after the other. A pager that
 was opened for a moment is no news, nor is CRIU, which traces all of the session when it goes.
@@ -22,8 +23,10 @@ from holdfast_sidecar.session import Session
 
 EVERY_SECONDS: Final = 10.0
 _IDLE_LOOKS: Final = 3  # where nothing was printed and nothing found, each third of these
-_SHARE: Final = 20
-_LONGEST: Final = 6  # of these, between two looks, however long one takes
+_SHARE: Final = 20  # a twentieth of the time, but not less than each sixth
+_LONGEST: Final = 6
+_MANY: Final = 1000  # processes: then each sixtieth
+_HARDLY: Final = 60
 
 
 class Survey:
@@ -67,7 +70,9 @@ class Survey:
         began = time.monotonic()
         graph = await self._hold.graph()
         now = time.monotonic()
-        self._not_before = now + min(_SHARE * (now - began), (_LONGEST - 1) * self._every)
+        pause = min(_SHARE * (now - began), (_LONGEST - 0.5) * self._every)
+        many = len(graph.processes) > _MANY
+        self._not_before = now + ((_HARDLY - 0.5) * self._every if many else pause)
         if self._session.parked:
             return  # a move began meanwhile, and what it does to the session is not the session's
         found = movable.blockers(graph)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from holdfast_kube.client import CHECKPOINTS, NODES, Gone, Kube
-from holdfast_node import cpu, freezer, log, preflight
+from holdfast_node import cpu, freezer, log, preflight, target
 from holdfast_node.arrival import Arrivals
 from holdfast_node.departure import Departure, settle
 from holdfast_node.departure import Gone as GoneOn
@@ -80,8 +80,9 @@ class Agent:
         marks = {
             "labels": {f"{PREFIX}agent": ready},
             "annotations": {
-                f"{PREFIX}agent-address": f"{settings.address}:{settings.port}",
+                target.ADDRESS: f"{settings.address}:{settings.port}",
                 f"{PREFIX}agent-problems": "; ".join(self._can.problems) or None,
+                target.CPU: cpu.told(self._features),
             },
         }
         await self._kube.patch(NODES, "", settings.node, {"metadata": marks})
@@ -160,20 +161,15 @@ class Agent:
         tls = self._settings.tls(ssl.Purpose.SERVER_AUTH)
         try:
             async with connect(
-                await self._address(order.target_node), tls, self._keys, order.name,
+                await self._address(order.target_node, self._features), tls, self._keys, order.name,
                 {"namespace": order.namespace},
             ) as sender:  # fmt: skip
                 return await departure.run(sender)
         finally:
             await asyncio.to_thread(shutil.rmtree, work, True)
 
-    async def _address(self, node: str) -> tuple[str, int]:
-        item = await self._kube.get(NODES, "", node)
-        notes = ((item or {}).get("metadata") or {}).get("annotations") or {}
-        host, _, port = str(notes.get(f"{PREFIX}agent-address", "")).rpartition(":")
-        if not host or not port.isdigit():
-            raise Unavailable(f"no agent is ready on node {node}")
-        return host.strip("[]"), int(port)
+    async def _address(self, node: str, features: tuple[str, ...] | None = None) -> tuple[str, int]:
+        return await target.address(self._kube, node, features)
 
     async def _find(self, namespace: str, name: str) -> Order:
         item = await self._kube.get(CHECKPOINTS, namespace, name) if namespace else None

@@ -73,6 +73,7 @@ class Reason(StrEnum):
     MOVING = "Moving"
     NO_NODE_AGENT = "NoNodeAgent"
     AGENT_READY = "AgentReady"
+    BLOCKED = "Blocked"
     MOVE_FAILED = "MoveFailed"
     NO_TARGET = "NoTarget"
     EPOCHS_GROW = "EpochsGrow"
@@ -227,7 +228,7 @@ def movable(seen: Observed) -> Condition:
         )
     target = seen.target
     if target is not None and target.trouble is not None and not target.up:
-        return no(Reason.NO_TARGET, f"no node takes it: {target.trouble[1]}")
+        return no(Reason.NO_TARGET, f"no node takes it: {target.trouble[1]}{_lacking(seen.unfit)}")
     if seen.move_problem:
         return no(
             Reason.MOVE_FAILED,
@@ -236,6 +237,9 @@ def movable(seen: Observed) -> Condition:
     before = _as_it_was(seen, Type.MOVABLE)
     if before is not None and before.reason is Reason.MOVE_FAILED and moves.reason(seen):
         return before  # another operator's word for it
+    if seen.lease is not None and seen.lease.started and seen.lease.blockers:
+        sentences = ". ".join(blocker.sentence for blocker in seen.lease.blockers)
+        return no(Reason.BLOCKED, f"a drain of its node would not move it: {sentences}")
     return Condition(
         Type.MOVABLE, "True", Reason.AGENT_READY, "a drain of its node moves it, alive, to another"
     )
@@ -282,6 +286,13 @@ def merged(
 
 def stamp(wall: datetime) -> str:
     return wall.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _lacking(nodes: tuple[str, ...]) -> str:
+    if not nodes:
+        return ""
+    named = ", ".join(nodes[:8]) + (", …" if len(nodes) > 8 else "")
+    return f". The processors of {named} lack what it may be using"
 
 
 def _as_it_was(seen: Observed, kind: Type) -> Condition | None:

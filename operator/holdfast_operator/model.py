@@ -24,6 +24,7 @@ Object = Mapping[str, Any]
 LAST_LINES: Final = 20
 LAST_BYTES: Final = 4096
 MOST_CUT: Final = 16
+MOST_BLOCKERS: Final = 3
 
 
 class Phase(StrEnum):
@@ -217,6 +218,25 @@ class Fresh:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocker:
+    """A process of the session with which it cannot move."""
+
+    pid: int
+    command: str
+    what: str
+    advice: str
+
+    @classmethod
+    def of(cls, item: Object) -> Blocker:
+        texts = (plain(str(item["command"]), 32), plain(str(item["what"]), 200))
+        return cls(int(item["pid"]), *texts, plain(str(item["advice"]), 120))
+
+    @property
+    def sentence(self) -> str:
+        return f"process {self.pid} ({self.command}) {self.what}; {self.advice}"
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseSeen:
     record: Record
     owned: bool
@@ -268,6 +288,15 @@ class LeaseSeen:
         except (ValueError, TypeError):
             return []
         return [{"local": local, "remote": remote} for local, remote in pairs[:MOST_CUT]]
+
+    @property
+    def blockers(self) -> tuple[Blocker, ...]:
+        """What in the session would keep it from moving, when its sidecar last looked."""
+        try:
+            found = json.loads(self.annotations.get(names.BLOCKERS, "[]"))
+            return tuple(Blocker.of(item) for item in found[:MOST_BLOCKERS])
+        except (ValueError, TypeError, KeyError, OverflowError):
+            return ()
 
     @property
     def fresh(self) -> Fresh | None:
@@ -362,12 +391,16 @@ class NodeSeen:
     name: str
     cordoned: bool
     agent: bool  # sessions can leave it and arrive on it, alive
+    cpu: frozenset[str] | None = None  # what its processor can; None: its agent does not say
 
     @classmethod
     def of(cls, item: Object) -> NodeSeen:
         meta, spec = item["metadata"], item.get("spec") or {}
         agent = (meta.get("labels") or {}).get(names.AGENT) == "ready"
-        return cls(meta["name"], bool(spec.get("unschedulable")), agent)
+        told = str((meta.get("annotations") or {}).get(names.AGENT_CPU, "")).split()
+        # The kind of processor, a digest, and its features.
+        cpu = frozenset((told[0], *told[2:])) if len(told) > 2 else None
+        return cls(meta["name"], bool(spec.get("unschedulable")), agent, cpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,6 +446,7 @@ class Observed:
     checkpoint: CheckpointSeen | None = None  # of the move to `target`
     move_retry_at: float = 0.0  # no further move before this
     move_problem: str = ""  # why the last one failed
+    unfit: tuple[str, ...] = ()  # nodes whose processor lacks what its own node's has
 
     @property
     def target(self) -> PodSeen | None:

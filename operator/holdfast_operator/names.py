@@ -19,6 +19,7 @@ EVICTED: Final = f"{PREFIX}evicted"  # on a Session: EPOCH, whose pod's eviction
 RESTORE: Final = f"{PREFIX}restore"  # on a pod: the Session's incarnation EPOCH is to go on in it
 NODE: Final = f"{PREFIX}node"  # label of a Checkpoint: where the agent that takes it runs
 AGENT: Final = f"{PREFIX}agent"  # label of a Node: "ready" where sessions can leave and arrive
+AGENT_CPU: Final = f"{PREFIX}agent-cpu"  # on a Node: what its processor can, by its agent's word
 
 # On the Lease. The operator writes EPOCH and FRESH, the sidecar the others.
 FRESH: Final = f"{PREFIX}fresh"
@@ -32,6 +33,7 @@ EXIT: Final = f"{PREFIX}exit"
 RELEASED: Final = f"{PREFIX}released"
 OFFER: Final = f"{PREFIX}offer"  # the UID of the pod that may take the Lease over, alive
 CUT: Final = f"{PREFIX}cut"  # connections to the outside that did not come along: JSON
+BLOCKERS: Final = f"{PREFIX}blockers"  # what in the session would keep it from moving: JSON
 MOVED: Final = f"{PREFIX}moved"  # the epoch that this one goes on from
 # What changes as people work; the rest are turning points.
 PASTIME: Final = frozenset({ACTIVITY, CLIENTS, TURN, ACTIVE})

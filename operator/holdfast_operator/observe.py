@@ -20,7 +20,7 @@ from holdfast_kube.client import (
     Api,
     Object,
 )
-from holdfast_operator import template
+from holdfast_operator import moves, template
 from holdfast_operator.memory import Memory
 from holdfast_operator.model import (
     CheckpointSeen,
@@ -119,13 +119,19 @@ class Look:
             move_retry_at=memory.move_retry_at,
             move_problem=memory.move_problem,
         )
-        return await self._with_move(seen)
+        seen = await self._with_move(seen)
+        if seen.move_problem and seen.node is not None and moves.reason(seen) is None:
+            memory.stays()
+            seen = replace(seen, move_problem="", move_retry_at=0.0)
+        return seen
 
     async def _with_move(self, seen: Observed) -> Observed:
         """And what a move hangs on: the node, by what the watch showed last, for a move begun or
         left for that is only late; and the order to the agent."""
         pod, target = seen.pod, seen.target
-        seen = replace(seen, node=self._nodes.get(pod.node) if pod is not None else None)
+        if pod is not None:
+            unfit = self._nodes.unfit(pod.node)
+            seen = replace(seen, node=self._nodes.get(pod.node), unfit=unfit)
         if target is None or seen.lease is None:
             return seen
         session = seen.session

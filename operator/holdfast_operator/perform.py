@@ -132,7 +132,7 @@ class Perform:
         namespace = session.key.namespace
         match step:
             case CreateTarget(epoch, reason) if source is not None:
-                made = pods.target(session, epoch, source, reason.node, self._settings)
+                made = pods.target(session, epoch, source, reason.node, self._settings, seen.unfit)
                 await self._own(PODS, session, made, strict=True)
             case CreateCheckpoint() if source is not None:
                 order = objects.checkpoint(session, step, source)

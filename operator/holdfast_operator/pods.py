@@ -30,6 +30,7 @@ TOKEN: Final = "/var/run/secrets/holdfast"  # noqa: S105 - a path
 PROBE_PORT: Final = 7317
 TOKEN_SECONDS: Final = 3607  # what kubelet itself asks for; it renews at 80 %
 GRACE_SECONDS: Final = 30
+MOST_UNFIT: Final = 200  # nodes left out by name; one beyond them is refused by the agent
 RESERVED_PIDS: Final = 300  # below them CRIU works when it restores a session
 USER: Final = 65532  # "nonroot" of distroless images: no user of anybody's
 
@@ -88,13 +89,20 @@ def build(session: Session, epoch: int, fresh: Fresh | None, settings: Settings)
     }
 
 
-def target(session: Session, epoch: int, source: PodSeen, to: str, settings: Settings) -> Manifest:
+def target(
+    session: Session,
+    epoch: int,
+    source: PodSeen,
+    to: str,
+    settings: Settings,
+    unfit: tuple[str, ...] = (),
+) -> Manifest:
     """A pod that the session of `source` can arrive in: of the very image it runs, on another node
-    whose agent can restore it."""
+    whose agent can restore it, and not on one that is `unfit` for it."""
     made = build(session, epoch, None, settings)
     made["metadata"].setdefault("annotations", {})[names.RESTORE] = str(epoch - 1)
     spec = made["spec"]
-    _require_node(spec, source.node, to)
+    _require_node(spec, source.node, to, unfit)
     for container in spec["containers"]:
         if container["name"] == names.SESSION_CONTAINER and "@sha256:" in source.image:
             container["image"] = source.image
@@ -103,11 +111,11 @@ def target(session: Session, epoch: int, source: PodSeen, to: str, settings: Set
     return made
 
 
-def _require_node(spec: Manifest, source: str, to: str) -> None:
-    """Beside what the template asks for: terms are alternatives, so each gets these."""
-    field = {"key": "metadata.name", "operator": "In", "values": [to]} if to else {
-        "key": "metadata.name", "operator": "NotIn", "values": [source]
-    }  # fmt: skip
+def _require_node(spec: Manifest, source: str, to: str, unfit: tuple[str, ...]) -> None:
+    """Beside what the template asks for: terms are alternatives, so each gets these. The API server
+    takes one name in a field."""
+    allowed, listed = ("In", (to,)) if to else ("NotIn", (source, *unfit[:MOST_UNFIT]))
+    fields = [{"key": "metadata.name", "operator": allowed, "values": [name]} for name in listed]
     able = {"key": names.AGENT, "operator": "In", "values": ["ready"]}
     affinity = spec["affinity"] = copy.deepcopy(dict(spec.get("affinity") or {}))
     nodes = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
@@ -118,7 +126,7 @@ def _require_node(spec: Manifest, source: str, to: str) -> None:
             {
                 **term,
                 "matchExpressions": [*(term.get("matchExpressions") or ()), able],
-                "matchFields": [*(term.get("matchFields") or ()), field],
+                "matchFields": [*(term.get("matchFields") or ()), *fields],
             }
             for term in terms
         ]

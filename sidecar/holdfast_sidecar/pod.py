@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NoReturn
 
-from holdfast_sidecar import agent, probe, sealed, spec, words
+from holdfast_sidecar import agent, probe, sealed, spec, survey, words
 from holdfast_sidecar.agent import AgentError
 from holdfast_sidecar.arrival import Arrival, settle_in
 from holdfast_sidecar.departure import Departure
@@ -35,6 +35,7 @@ from holdfast_sidecar.hold import HoldError, HoldEvent, HoldLink, HoldStatus
 from holdfast_sidecar.kube import Api, ApiError
 from holdfast_sidecar.runner import Sidecar, log
 from holdfast_sidecar.session import Exit
+from holdfast_sidecar.survey import Survey
 from holdfast_wire.errors import BadRequest, HoldfastError
 from holdfast_wire.ids import session_name, terminal_size
 from holdfast_wire.lease import Epoch, Holder, Standing, Taker, Timing
@@ -68,6 +69,7 @@ class Settings:
     run: Path
     credentials: Path
     probe_port: int
+    survey_every: float
     restore: bool
 
     @classmethod
@@ -111,6 +113,7 @@ class Settings:
             run=Path(env.get("HOLDFAST_RUN", "/run/holdfast")),
             credentials=Path(env.get("HOLDFAST_CREDENTIALS", "/var/run/secrets/holdfast")),
             probe_port=int(env.get("HOLDFAST_PROBE_PORT", probe.PORT)),
+            survey_every=float(env.get("HOLDFAST_SURVEY_SECONDS", survey.EVERY_SECONDS)),
             restore=restore,
         )
 
@@ -138,6 +141,7 @@ class PodSidecar:
         self._quit: Callable[[], object] = lambda: None  # before anything is served
         self._looked_at, self._looked_when = -1, -_LOOK_SECONDS
         self._facts: dict[str, str] = {}
+        self._survey: Survey | None = None
         self._serving = False
         self._given_up = False
         self._met = False  # the hold that this session began with
@@ -340,6 +344,13 @@ class PodSidecar:
         if settings.restore:
             settle_in(self._sidecar, settings.state, settings.epoch)
             fence.note(cut=json.dumps(sealed.cut(settings.state)[:_CUT_TOLD]))
+        self._survey = Survey(
+            self._sidecar.session,
+            hold,
+            self._sidecar.frozen,
+            fence.renew_now,
+            settings.survey_every,
+        )
         self._serving = True
 
         async def keep() -> None:
@@ -373,11 +384,13 @@ class PodSidecar:
 
         async with asyncio.TaskGroup() as tasks:
             keeping = tasks.create_task(keep())
+            surveying = tasks.create_task(self._survey.run())
             try:
                 await self._sidecar.run(hold, last_words)
             finally:
                 departure.close()
             keeping.cancel()
+            surveying.cancel()
 
     async def _nothing_runs(self, hold: HoldLink) -> None:
         """The command has ended; what it left behind has a moment more, and is killed then."""
@@ -416,6 +429,8 @@ class PodSidecar:
             self._facts["active"] = active.isoformat(timespec="seconds").replace("+00:00", "Z")
         self._facts["clients"] = str(len(session.turn.participants))
         self._facts["turn"] = session.turn.holder or ""
+        if self._survey is not None and self._survey.note is not None:
+            self._facts["blockers"] = self._survey.note
         return self._facts
 
 

@@ -26,6 +26,7 @@ $(BIN)/.ready: pyproject.toml
 	@echo "setting up $(VENV) (a minute, once)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m holdfast_sidecar.abi
 	@touch $@
 
 $(HOLD): $(wildcard init/*.c init/*.h) init/Makefile

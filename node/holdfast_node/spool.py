@@ -31,12 +31,16 @@ T = TypeVar("T")
 @asynccontextmanager
 async def spooled(root: Path, name: str) -> AsyncIterator[Path]:
     """A folder of one's own, empty and for root alone, that goes with whoever needed it."""
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
+    folder = await asyncio.to_thread(_folder, root, name)
     try:
         yield folder
     finally:
         await asyncio.to_thread(shutil.rmtree, folder, True)
+
+
+def _folder(root: Path, name: str) -> Path:
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
 
 
 def admit(root: Path, needs: int, reserve: int) -> None:

@@ -1,0 +1,384 @@
+"""Sessions stored and brought back by the agent's own code, in containers made by hand. The
+sidecars are stand-ins that answer as docs/checkpoints.md says; CRIU, the terminals, the files and
+the stores are real."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e import engine_kit as kit
+from e2e.engine_session import Outside, Session, bench, engine, eventually, node, tidy
+from holdfast_node import bringing, containers, cpu, freezer, keeping, layer
+from holdfast_node.containers import Pod
+from holdfast_node.engine import Engine
+from holdfast_node.keeping import Keeping
+from holdfast_node.order import Bring, Keep, Phase, Saved, Then, Where
+from holdfast_node.pair import Keys
+from holdfast_node.peers import Refused
+from holdfast_node.spool import Spool
+from holdfast_node.store import Peer
+from holdfast_node.stores import Others, Stores
+from holdfast_node.taking import QUEUED, Gone, Taking, settle
+from holdfast_node.tree import Place
+from holdfast_wire.errors import NotFound, Unavailable
+
+__all__ = ["bench", "engine", "node", "tidy"]  # fixtures; `tidy` stands in for the cluster's
+
+pytestmark = pytest.mark.timeout(60)
+
+KEYS = Keys(b"0123456789abcdef0123456789abcdef")
+POD_A = "0f6b1c34-5e2d-4b6f-9a8e-1234567890aa"
+POD_B = "0f6b1c34-5e2d-4b6f-9a8e-1234567890bb"
+KEEP = Keep(
+    namespace="team", name="build-2-k1", uid="c", session="build", session_uid="uid-1", epoch=2,
+    image="sha256:1", volumes=(), deadline=30.0, phase=Phase.PENDING, source_node="a",
+    source_pod=POD_A, store=Where.PEER, keepers=("a",), then=Then.RUN_ON, location="",
+)  # fmt: skip
+ROOTED = "import os, sys; os.chroot(sys.argv[1]); print(flush=True); sys.stdin.read()"
+
+
+class Sidecar:
+    """A process with a root of its own, and the socket in it, which this process answers."""
+
+    def __init__(self, root: Path) -> None:
+        self.state = root / "var/lib/holdfast"
+        self.state.mkdir(parents=True)
+        self.serving = False
+        self.asked: list[dict[str, Any]] = []
+        self.refusals: dict[str, list[str]] = {}
+        self.seen: dict[str, Callable[[], None]] = {}  # what to do when asked
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", ROOTED, str(root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+        self.pid = self._process.pid
+
+    async def listen(self) -> asyncio.Server:
+        short = f"/proc/{self.pid}/root/var/lib/holdfast/agent.sock"
+        return await asyncio.start_unix_server(self._talk, short)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = json.loads(await reader.readline())
+        self.asked.append(body)
+        answer = self._answer(body["do"])
+        writer.write(json.dumps(answer).encode() + b"\n")
+        await writer.drain()
+        writer.close()
+
+    def _answer(self, do: str) -> dict[str, Any]:
+        self.seen.get(do, lambda: None)()
+        if refusals := self.refusals.get(do):
+            return {"ok": False, "code": refusals.pop(0), "message": "as the test wants it"}
+        return {"ok": True, "seq": 7, "files": ["ring"], "serving": self.serving}
+
+    @property
+    def words(self) -> list[str]:
+        return [body["do"] for body in self.asked]
+
+    def close(self) -> None:
+        with self._process:  # closes its input, which ends it
+            pass
+
+
+class Node:
+    """One that has both pods, and keeps what is stored."""
+
+    def __init__(self, folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.engine = folder, engine
+        self.pods: dict[str, Pod] = {}
+        self.sidecars = {uid: Sidecar(folder / uid) for uid in (POD_A, POD_B)}
+        self.here, self.there = self.sidecars[POD_A], self.sidecars[POD_B]
+        self.disk = Peer(folder / "kept", KEYS, 1 << 30, reserve=0)
+        others = Others(_nowhere, _nowhere, KEYS)
+        self.stores = Stores("a", self.disk, folder / "spool", others, _nowhere)
+        self.said: list[tuple[Phase, Saved | None]] = []
+        monkeypatch.setattr(containers, "find", self.find)
+        monkeypatch.setattr(layer, "places_of", _home)
+        (self.here.state / "ring").write_bytes(b"what was shown")
+
+    def find(self, uid: str) -> Pod:
+        if uid not in self.pods:
+            raise NotFound(f"no session runs in pod {uid} on this node")
+        return self.pods[uid]
+
+    def pod(self, uid: str, container: kit.Container) -> None:
+        self.pods[uid] = Pod(uid, container.hold, self.sidecars[uid].pid)
+
+    async def report(self, *, phase: Phase, left: Saved | None = None) -> bool:
+        self.said.append((phase, left))
+        return True
+
+    async def keep(self, order: Keep = KEEP) -> Saved:
+        work = self.folder / "work"
+        work.mkdir()
+        act = Keeping(order, self.engine, cpu.features(), KEYS, self.stores, self.report)
+        return await act.run(work, 0)
+
+    async def bring(self, saved: Saved, **changes: Any) -> None:
+        work = self.folder / "bringing"
+        work.mkdir()
+        order = replace(brought(saved), **changes)
+        await bringing.bring(order, self.engine, cpu.features(), work, self.stores.get)
+
+
+def _nowhere(*_: object) -> Any:
+    raise AssertionError("nothing goes over the network here")
+
+
+def _home(pid: int, _volumes: object) -> dict[str, Place]:
+    """The bench's overlays are not the host's to see: a folder goes along instead."""
+    return {"layer": layer.volume_of(pid, "/home/user")}
+
+
+def brought(saved: Saved) -> Bring:
+    return Bring(
+        namespace="team", name="build-3-from-x", uid="d", session="build", session_uid="uid-1",
+        epoch=2, image="sha256:1", volumes=(), deadline=30.0, phase=Phase.PENDING,
+        target_node="a", target_pod=POD_B, why="Recover", checkpoint="build-2-k1",
+        of_session="build", of_session_uid="uid-1", digest=saved.digest, location=saved.location,
+        taken=1,
+    )  # fmt: skip
+
+
+@pytest.fixture
+async def lab(
+    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Node]:
+    made = Node(tmp_path, engine, monkeypatch)
+    servers = [await sidecar.listen() for sidecar in made.sidecars.values()]
+    yield made
+    for server in servers:
+        server.close()
+    for sidecar in made.sidecars.values():
+        sidecar.close()
+
+
+@contextlib.contextmanager
+def typist(container: kit.Container) -> Iterator[kit.Typist]:
+    found = containers.terminal_of(containers.keeper_of(container.hold))
+    made = kit.Typist(found.master)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+async def test_a_session_is_stored_and_runs_on(lab: Node, bench: kit.Lab) -> None:
+    """And is brought back as it was then, whatever it did since."""
+    container = bench.container(f"pod{POD_A}")
+    lab.pod(POD_A, container)
+    with Outside(container) as outside:
+        session = Session(container)
+        session.typist.type("echo old > file; exec 5<>/dev/tcp/10.9.9.2/8000; sleep 1000 &\n")
+        session.typist.type("read -p 'na''me? ' x\n")
+        session.typist.until("name? ")
+        session.typist.type("ha")
+        session.typist.until("name? ha")
+        pids = session.pids()
+        frozen: list[bool] = []
+        cage = lab.engine.freezer(container.hold)
+        lab.here.seen = {"seal": lambda: frozen.append(cage.frozen())}
+        saved = await lab.keep()
+        assert frozen == [True]
+        assert not cage.wanted()
+        assert lab.here.words == ["park", "seal", "unpark"]
+        assert [body.get("keep") for body in lab.here.asked] == [True, True, None]
+        assert not (lab.here.state / QUEUED).exists()
+        assert [phase for phase, _ in lab.said] == [Phase.DUMPING, Phase.TRANSFERRING]
+        assert (saved.location, saved.seq) == ("peer://a", 7)
+        assert 0 < saved.freeze_seconds < 10
+        # It has noticed nothing.
+        assert session.pids() == pids
+        session.typist.type("lf\n")
+        session.typist.type("echo got=$x; echo hello >&5; echo new > file; jobs; echo al''l\n")
+        seen = session.typist.until("all")
+        assert "got=half" in seen
+        assert "Stopped" not in seen
+        assert seen.count("Running") == 1
+        outside.peer.settimeout(5)
+        assert outside.peer.recv(10) == b"hello\n"
+    target = bench.container(f"pod{POD_B}", address="10.9.9.3")
+    lab.pod(POD_B, target)
+    (lab.there.state / "ring").write_bytes(b"in the way")
+    await lab.bring(saved)
+    assert (lab.there.state / "ring").read_bytes() == b"what was shown"
+    assert (lab.there.state / "cut.json").exists()
+    (committed,) = lab.there.asked
+    assert committed["stored"] == {
+        "epoch": 2, "taken": 1, "why": "Recover", "from": "build", "checkpoint": "build-2-k1",
+    }  # fmt: skip
+    with typist(target) as other:
+        other.type("ve\n")
+        other.type("echo got=$x; cat file; jobs; echo al''l\n")
+        seen = other.until("all")
+    assert "got=have" in seen
+    assert "old" in seen
+    assert "new" not in seen
+    assert seen.count("Running") == 1
+
+
+async def test_a_session_is_stored_again_and_again(lab: Node, bench: kit.Lab) -> None:
+    container = bench.container(f"pod{POD_A}", "bash", "-c", "n=0; while read x; do echo g$x; done")
+    lab.pod(POD_A, container)
+    session = Session(container)
+    for number in range(5):
+        session.typist.type("ha")
+        with contextlib.suppress(FileNotFoundError):
+            await asyncio.to_thread((lab.folder / "work").rename, lab.folder / f"work-{number}")
+        await lab.keep(replace(KEEP, name=f"build-2-k{number + 1}"))
+        session.typist.type(f"lf-{number}\n")
+        session.typist.until(f"ghalf-{number}")
+    assert len(lab.disk.list("uid-1")) == 5
+
+
+async def test_a_session_is_stored_and_stops(lab: Node, bench: kit.Lab) -> None:
+    container = bench.container(f"pod{POD_A}")
+    lab.pod(POD_A, container)
+    session = Session(container)
+    session.typist.type("read -p 'na''me? ' x; echo got=$x\n")
+    session.typist.until("name? ")
+    cage = lab.engine.freezer(container.hold)
+    stored: list[tuple[bool, int]] = []
+    lab.here.seen = {"suspend": lambda: stored.append((cage.frozen(), len(lab.disk.list())))}
+    lab.here.refusals = {"suspend": ["unavailable"]}
+    saved = await lab.keep(replace(KEEP, then=Then.STOP))
+    assert stored == [(True, 1), (True, 1)]  # asked again: still frozen, and stored before
+    assert lab.here.words == ["park", "seal", "suspend", "suspend"]
+    assert lab.here.asked[-1]["checkpoint"] == "build-2-k1"
+    assert lab.said[-1] == (Phase.TRANSFERRING, replace(saved, freeze_seconds=_said(lab)))
+    await eventually(lambda: freezer.children(container.hold) == [])
+    lab.pod(POD_B, target := bench.container(f"pod{POD_B}"))
+    await lab.bring(saved, why="Wake")
+    with typist(target) as other:
+        other.type("awake\n")
+        other.until("got=awake")
+
+
+def _said(lab: Node) -> float:
+    left = lab.said[-1][1]
+    assert left is not None
+    return left.freeze_seconds
+
+
+@pytest.mark.parametrize("at", ["park", "seal", "suspend"])
+async def test_what_does_not_stop_runs_on(lab: Node, bench: kit.Lab, at: str) -> None:
+    lab.pod(POD_A, container := bench.container(f"pod{POD_A}"))
+    session = Session(container)
+    session.typist.type("read -p 'na''me? ' x; echo got=$x\n")
+    session.typist.until("name? ")
+    session.typist.type("ha")
+    session.typist.until("name? ha")
+    lab.here.refusals = {at: ["failed"]}
+    with pytest.raises(Refused):
+        await lab.keep(replace(KEEP, then=Then.STOP))
+    assert lab.here.words[-1] == "unpark"
+    session.typist.type("lf\n")
+    session.typist.until("got=half")
+
+
+async def test_a_session_that_is_anothers_by_then_is_dead(lab: Node, bench: kit.Lab) -> None:
+    lab.pod(POD_A, container := bench.container(f"pod{POD_A}"))
+    Session(container)
+    lab.here.refusals = {"suspend": ["superseded"], "unpark": ["superseded"]}
+    with pytest.raises(Gone, match="it is stored"):
+        await lab.keep(replace(KEEP, then=Then.STOP))
+    await eventually(lambda: freezer.children(container.hold) == [])
+
+
+async def test_an_agent_that_ends_in_the_middle(lab: Node, bench: kit.Lab) -> None:
+    """What it took out of the terminal is put back by the next one."""
+    lab.pod(POD_A, container := bench.container(f"pod{POD_A}"))
+    session = Session(container)
+    session.typist.type("read -p 'na''me? ' x; echo got=$x\n")
+    session.typist.until("name? ")
+    session.typist.type("ha")
+    session.typist.until("name? ha")
+    (work := lab.folder / "work").mkdir()
+    spool = Spool(work)
+    taking = Taking(KEEP, lab.engine, spool.images, spool)
+    pod = containers.find(POD_A)
+    async with lab.engine.dumping(pod.hold, spool.images) as dumping:
+        await taking.ahead(pod)
+        await taking.stop(pod, keep=True)
+        await taking.take(pod, dumping, keep=True)
+    # Here it ends. Nothing of it is left but what the kernel and the sidecar's folder have.
+    (cage,) = freezer.frozen_ones()
+    assert cage.pod_uid == POD_A
+    assert (lab.here.state / QUEUED).exists()
+    lab.here.refusals = {"unpark": ["unavailable"]}
+    assert await settle(POD_A, cage)
+    with pytest.raises(Unavailable, match="started anew"):
+        await keeping.resume(replace(KEEP, phase=Phase.DUMPING))
+    session.typist.type("lf\n")
+    session.typist.until("got=half")
+
+
+async def test_an_agent_that_ends_at_the_last_moment(lab: Node, bench: kit.Lab) -> None:
+    """Stored and said so: whether it stopped only the sidecar knows."""
+    lab.pod(POD_A, bench.container(f"pod{POD_A}"))
+    begun = replace(KEEP, phase=Phase.TRANSFERRING, then=Then.STOP)
+    with pytest.raises(Unavailable, match="started anew"):
+        await keeping.resume(begun)  # not yet stored
+    stored = replace(begun, location="peer://a")
+    await keeping.resume(stored)
+    lab.here.refusals = {"suspend": ["not_parked", "superseded"]}
+    with pytest.raises(Unavailable, match="started anew"):
+        await keeping.resume(stored)  # it runs on
+    await keeping.resume(stored)
+    assert lab.here.words == ["suspend"] * 3
+    del lab.pods[POD_A]
+    await keeping.resume(stored)  # its pod was deleted since
+
+
+async def test_what_the_sidecar_refuses_does_not_run(lab: Node, bench: kit.Lab) -> None:
+    lab.pod(POD_A, container := bench.container(f"pod{POD_A}"))
+    Session(container)
+    saved = await lab.keep()
+    lab.pod(POD_B, target := bench.container(f"pod{POD_B}"))
+    lab.there.refusals = {"commit": ["busy", "refused"]}
+    with pytest.raises(Refused):
+        await lab.bring(saved)
+    assert lab.there.words == ["commit", "commit"]
+    await eventually(lambda: target.pids() == [])
+    # An agent after that one finds nothing.
+    with pytest.raises(Unavailable, match="started anew"):
+        await bringing.resume(replace(brought(saved), phase=Phase.TRANSFERRING), lab.engine)
+
+
+async def test_a_bring_whose_agent_ended_is_finished_or_undone(lab: Node, bench: kit.Lab) -> None:
+    lab.pod(POD_A, container := bench.container(f"pod{POD_A}"))
+    session = Session(container)
+    begun = replace(
+        brought(Saved(1, "sha256:0", 0.0, "peer://a", 7, 1.0)),
+        phase=Phase.TRANSFERRING,
+        target_pod=POD_A,
+    )
+    # The sidecar serves already.
+    lab.here.serving = True
+    await bringing.resume(begun, lab.engine)
+    # Held, and it is asked: as if the tree had just been restored.
+    cage = await lab.engine.freeze(container.hold)
+    await bringing.resume(begun, lab.engine)
+    assert not cage.wanted()
+    session.typist.type("echo al''ive\n")
+    session.typist.until("alive")
+    cage = await lab.engine.freeze(container.hold)
+    lab.here.refusals = {"commit": ["refused"], "unpark": ["not_serving"]}
+    with pytest.raises(Unavailable, match="started anew"):
+        await bringing.resume(begun, lab.engine)
+    await eventually(lambda: freezer.children(container.hold) == [])
+    assert not await settle(POD_A, cage)  # what goes on at the same time comes to its end
+    assert lab.here.words == ["status", "commit", "commit", "unpark"]

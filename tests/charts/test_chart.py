@@ -197,6 +197,18 @@ def test_the_operators_environment_by_values(render: Render) -> None:
     assert environment(container)["HOLDFAST_WATCH_NAMESPACES"] == "one,two"
 
 
+def test_the_node_agents_store(render: Render) -> None:
+    values = {"nodeAgent": {"store": {"path": "/data/holdfast", "sizeLimit": "5Gi"}}}
+    pod = by_name(render(**values))["DaemonSet", "holdfast-node"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert environment(container)["HOLDFAST_STORE_BYTES"] == "5Gi"
+    assert {"name": "store", "mountPath": "/var/lib/holdfast-node"} in container["volumeMounts"]
+    assert {
+        "name": "store",
+        "hostPath": {"path": "/data/holdfast", "type": "DirectoryOrCreate"},
+    } in pod["volumes"]
+
+
 def test_probes(render: Render) -> None:
     _pod, container = operator(render())
     assert container["ports"] == [{"name": "http", "containerPort": 8080, "protocol": "TCP"}]
@@ -250,6 +262,8 @@ WRONG_VALUES = [
     ("sidecar.extraEnv.TZ=UTC", "extraEnv"),
     ("operator.extraEnv[0].name=HOLDFAST_IMAGE,operator.extraEnv[0].value=x", "extraEnv"),
     ("operator.extraEnv[0].name=TZ,operator.extraEnv[0].valueFrom.x=y", "extraEnv"),
+    ("nodeAgent.store.sizeLimit=20G", "sizeLimit"),
+    ("nodeAgent.store.path=var/lib", "path"),
     ("serviceAccount.name=Upper", "name"),
     ("crds.install=maybe", "install"),
     ("crds.keep=true", "keep"),

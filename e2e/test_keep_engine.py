@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +14,9 @@ from typing import Any
 import pytest
 
 from e2e import engine_kit as kit
+from e2e.engine_pods import POD_A, POD_B, Pods, typist
 from e2e.engine_session import Outside, Session, bench, engine, eventually, node, tidy
-from holdfast_node import bringing, containers, cpu, freezer, keeping, layer
-from holdfast_node.containers import Pod
+from holdfast_node import bringing, containers, cpu, freezer, keeping
 from holdfast_node.engine import Engine
 from holdfast_node.keeping import Keeping
 from holdfast_node.order import Bring, Keep, Phase, Saved, Then, Where
@@ -29,68 +26,18 @@ from holdfast_node.spool import Spool
 from holdfast_node.store import Peer
 from holdfast_node.stores import Others, Stores
 from holdfast_node.taking import QUEUED, Gone, Taking, settle
-from holdfast_node.tree import Place
-from holdfast_wire.errors import NotFound, Unavailable
+from holdfast_wire.errors import Unavailable
 
 __all__ = ["bench", "engine", "node", "tidy"]  # fixtures; `tidy` stands in for the cluster's
 
 pytestmark = pytest.mark.timeout(60)
 
 KEYS = Keys(b"0123456789abcdef0123456789abcdef")
-POD_A = "0f6b1c34-5e2d-4b6f-9a8e-1234567890aa"
-POD_B = "0f6b1c34-5e2d-4b6f-9a8e-1234567890bb"
 KEEP = Keep(
     namespace="team", name="build-2-k1", uid="c", session="build", session_uid="uid-1", epoch=2,
     image="sha256:1", volumes=(), deadline=30.0, phase=Phase.PENDING, source_node="a",
     source_pod=POD_A, store=Where.PEER, keepers=("a",), then=Then.RUN_ON, location="",
 )  # fmt: skip
-ROOTED = "import os, sys; os.chroot(sys.argv[1]); print(flush=True); sys.stdin.read()"
-
-
-class Sidecar:
-    """A process with a root of its own, and the socket in it, which this process answers."""
-
-    def __init__(self, root: Path) -> None:
-        self.state = root / "var/lib/holdfast"
-        self.state.mkdir(parents=True)
-        self.serving = False
-        self.asked: list[dict[str, Any]] = []
-        self.refusals: dict[str, list[str]] = {}
-        self.seen: dict[str, Callable[[], None]] = {}  # what to do when asked
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", ROOTED, str(root)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self._process.stdout is not None
-        self._process.stdout.readline()
-        self.pid = self._process.pid
-
-    async def listen(self) -> asyncio.Server:
-        short = f"/proc/{self.pid}/root/var/lib/holdfast/agent.sock"
-        return await asyncio.start_unix_server(self._talk, short)
-
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        body = json.loads(await reader.readline())
-        self.asked.append(body)
-        answer = self._answer(body["do"])
-        writer.write(json.dumps(answer).encode() + b"\n")
-        await writer.drain()
-        writer.close()
-
-    def _answer(self, do: str) -> dict[str, Any]:
-        self.seen.get(do, lambda: None)()
-        if refusals := self.refusals.get(do):
-            return {"ok": False, "code": refusals.pop(0), "message": "as the test wants it"}
-        return {"ok": True, "seq": 7, "files": ["ring"], "serving": self.serving}
-
-    @property
-    def words(self) -> list[str]:
-        return [body["do"] for body in self.asked]
-
-    def close(self) -> None:
-        with self._process:  # closes its input, which ends it
-            pass
 
 
 class Node:
@@ -98,24 +45,12 @@ class Node:
 
     def __init__(self, folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.engine = folder, engine
-        self.pods: dict[str, Pod] = {}
-        self.sidecars = {uid: Sidecar(folder / uid) for uid in (POD_A, POD_B)}
-        self.here, self.there = self.sidecars[POD_A], self.sidecars[POD_B]
+        self.pods = Pods(folder, monkeypatch)
+        self.here, self.there = self.pods.here, self.pods.there
         self.disk = Peer(folder / "kept", KEYS, 1 << 30, reserve=0)
         others = Others(_nowhere, _nowhere, KEYS)
         self.stores = Stores("a", self.disk, folder / "spool", others, _nowhere)
         self.said: list[tuple[Phase, Saved | None]] = []
-        monkeypatch.setattr(containers, "find", self.find)
-        monkeypatch.setattr(layer, "places_of", _home)
-        (self.here.state / "ring").write_bytes(b"what was shown")
-
-    def find(self, uid: str) -> Pod:
-        if uid not in self.pods:
-            raise NotFound(f"no session runs in pod {uid} on this node")
-        return self.pods[uid]
-
-    def pod(self, uid: str, container: kit.Container) -> None:
-        self.pods[uid] = Pod(uid, container.hold, self.sidecars[uid].pid)
 
     async def report(self, *, phase: Phase, left: Saved | None = None) -> bool:
         self.said.append((phase, left))
@@ -138,11 +73,6 @@ def _nowhere(*_: object) -> Any:
     raise AssertionError("nothing goes over the network here")
 
 
-def _home(pid: int, _volumes: object) -> dict[str, Place]:
-    """The bench's overlays are not the host's to see: a folder goes along instead."""
-    return {"layer": layer.volume_of(pid, "/home/user")}
-
-
 def brought(saved: Saved) -> Bring:
     return Bring(
         namespace="team", name="build-3-from-x", uid="d", session="build", session_uid="uid-1",
@@ -158,28 +88,14 @@ async def lab(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Node]:
     made = Node(tmp_path, engine, monkeypatch)
-    servers = [await sidecar.listen() for sidecar in made.sidecars.values()]
-    yield made
-    for server in servers:
-        server.close()
-    for sidecar in made.sidecars.values():
-        sidecar.close()
-
-
-@contextlib.contextmanager
-def typist(container: kit.Container) -> Iterator[kit.Typist]:
-    found = containers.terminal_of(containers.keeper_of(container.hold))
-    made = kit.Typist(found.master)
-    try:
+    async with made.pods.served():
         yield made
-    finally:
-        made.close()
 
 
 async def test_a_session_is_stored_and_runs_on(lab: Node, bench: kit.Lab) -> None:
     """And is brought back as it was then, whatever it did since."""
     container = bench.container(f"pod{POD_A}")
-    lab.pod(POD_A, container)
+    lab.pods.put(POD_A, container)
     with Outside(container) as outside:
         session = Session(container)
         session.typist.type("echo old > file; exec 5<>/dev/tcp/10.9.9.2/8000; sleep 1000 &\n")
@@ -211,7 +127,7 @@ async def test_a_session_is_stored_and_runs_on(lab: Node, bench: kit.Lab) -> Non
         outside.peer.settimeout(5)
         assert outside.peer.recv(10) == b"hello\n"
     target = bench.container(f"pod{POD_B}", address="10.9.9.3")
-    lab.pod(POD_B, target)
+    lab.pods.put(POD_B, target)
     (lab.there.state / "ring").write_bytes(b"in the way")
     await lab.bring(saved)
     assert (lab.there.state / "ring").read_bytes() == b"what was shown"
@@ -232,7 +148,7 @@ async def test_a_session_is_stored_and_runs_on(lab: Node, bench: kit.Lab) -> Non
 
 async def test_a_session_is_stored_again_and_again(lab: Node, bench: kit.Lab) -> None:
     container = bench.container(f"pod{POD_A}", "bash", "-c", "n=0; while read x; do echo g$x; done")
-    lab.pod(POD_A, container)
+    lab.pods.put(POD_A, container)
     session = Session(container)
     for number in range(5):
         session.typist.type("ha")
@@ -246,7 +162,7 @@ async def test_a_session_is_stored_again_and_again(lab: Node, bench: kit.Lab) ->
 
 async def test_a_session_is_stored_and_stops(lab: Node, bench: kit.Lab) -> None:
     container = bench.container(f"pod{POD_A}")
-    lab.pod(POD_A, container)
+    lab.pods.put(POD_A, container)
     session = Session(container)
     session.typist.type("read -p 'na''me? ' x; echo got=$x\n")
     session.typist.until("name? ")
@@ -260,7 +176,7 @@ async def test_a_session_is_stored_and_stops(lab: Node, bench: kit.Lab) -> None:
     assert lab.here.asked[-1]["checkpoint"] == "build-2-k1"
     assert lab.said[-1] == (Phase.TRANSFERRING, replace(saved, freeze_seconds=_said(lab)))
     await eventually(lambda: freezer.children(container.hold) == [])
-    lab.pod(POD_B, target := bench.container(f"pod{POD_B}"))
+    lab.pods.put(POD_B, target := bench.container(f"pod{POD_B}"))
     await lab.bring(saved, why="Wake")
     with typist(target) as other:
         other.type("awake\n")
@@ -275,7 +191,7 @@ def _said(lab: Node) -> float:
 
 @pytest.mark.parametrize("at", ["park", "seal", "suspend"])
 async def test_what_does_not_stop_runs_on(lab: Node, bench: kit.Lab, at: str) -> None:
-    lab.pod(POD_A, container := bench.container(f"pod{POD_A}"))
+    lab.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
     session = Session(container)
     session.typist.type("read -p 'na''me? ' x; echo got=$x\n")
     session.typist.until("name? ")
@@ -290,7 +206,7 @@ async def test_what_does_not_stop_runs_on(lab: Node, bench: kit.Lab, at: str) ->
 
 
 async def test_a_session_that_is_anothers_by_then_is_dead(lab: Node, bench: kit.Lab) -> None:
-    lab.pod(POD_A, container := bench.container(f"pod{POD_A}"))
+    lab.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
     Session(container)
     lab.here.refusals = {"suspend": ["superseded"], "unpark": ["superseded"]}
     with pytest.raises(Gone, match="it is stored"):
@@ -300,7 +216,7 @@ async def test_a_session_that_is_anothers_by_then_is_dead(lab: Node, bench: kit.
 
 async def test_an_agent_that_ends_in_the_middle(lab: Node, bench: kit.Lab) -> None:
     """What it took out of the terminal is put back by the next one."""
-    lab.pod(POD_A, container := bench.container(f"pod{POD_A}"))
+    lab.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
     session = Session(container)
     session.typist.type("read -p 'na''me? ' x; echo got=$x\n")
     session.typist.until("name? ")
@@ -328,7 +244,7 @@ async def test_an_agent_that_ends_in_the_middle(lab: Node, bench: kit.Lab) -> No
 
 async def test_an_agent_that_ends_at_the_last_moment(lab: Node, bench: kit.Lab) -> None:
     """Stored and said so: whether it stopped only the sidecar knows."""
-    lab.pod(POD_A, bench.container(f"pod{POD_A}"))
+    lab.pods.put(POD_A, bench.container(f"pod{POD_A}"))
     begun = replace(KEEP, phase=Phase.TRANSFERRING, then=Then.STOP)
     with pytest.raises(Unavailable, match="started anew"):
         await keeping.resume(begun)  # not yet stored
@@ -339,15 +255,15 @@ async def test_an_agent_that_ends_at_the_last_moment(lab: Node, bench: kit.Lab) 
         await keeping.resume(stored)  # it runs on
     await keeping.resume(stored)
     assert lab.here.words == ["suspend"] * 3
-    del lab.pods[POD_A]
+    lab.pods.remove(POD_A)
     await keeping.resume(stored)  # its pod was deleted since
 
 
 async def test_what_the_sidecar_refuses_does_not_run(lab: Node, bench: kit.Lab) -> None:
-    lab.pod(POD_A, container := bench.container(f"pod{POD_A}"))
+    lab.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
     Session(container)
     saved = await lab.keep()
-    lab.pod(POD_B, target := bench.container(f"pod{POD_B}"))
+    lab.pods.put(POD_B, target := bench.container(f"pod{POD_B}"))
     lab.there.refusals = {"commit": ["busy", "refused"]}
     with pytest.raises(Refused):
         await lab.bring(saved)
@@ -359,7 +275,7 @@ async def test_what_the_sidecar_refuses_does_not_run(lab: Node, bench: kit.Lab) 
 
 
 async def test_a_bring_whose_agent_ended_is_finished_or_undone(lab: Node, bench: kit.Lab) -> None:
-    lab.pod(POD_A, container := bench.container(f"pod{POD_A}"))
+    lab.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
     session = Session(container)
     begun = replace(
         brought(Saved(1, "sha256:0", 0.0, "peer://a", 7, 1.0)),

@@ -8,6 +8,7 @@ then the order has failed, unless it turns out that it was as good as done.
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import ssl
 import time
@@ -25,6 +26,7 @@ from holdfast_node.keeping import Keeping
 from holdfast_node.order import Bring, Keep, Left, Move, Order, Phase, read, status
 from holdfast_node.pair import Keys
 from holdfast_node.receiving import Handler, Receiver, serve
+from holdfast_node.s3 import S3
 from holdfast_node.settings import Settings
 from holdfast_node.spool import spooled
 from holdfast_node.store import Peer
@@ -40,6 +42,7 @@ WATCH_SECONDS: Final = 240
 SILENCE_SECONDS: Final = 100.0
 PAUSE_SECONDS: Final = 2.0
 SWEEP_SECONDS: Final = 180.0
+BUCKET_SECONDS: Final = 3600.0  # between two looks at the bucket, which all agents look at
 REPORT_TRIES: Final = 10
 
 
@@ -56,7 +59,10 @@ class Agent:
             settings.store / "kept", self._keys, settings.store_bytes, settings.store_reserve
         )
         others = Others(self._address, partial(settings.tls, ssl.Purpose.SERVER_AUTH), self._keys)
-        self._stores = Stores(settings.node, self._disk, self._spool, others, self._find)
+        self._bucket = None if settings.bucket is None else S3(settings.bucket, self._keys)
+        self._stores = Stores(
+            settings.node, self._disk, self._spool, others, self._find, self._bucket
+        )
         self._arrivals = Arrivals(
             settings.node, self._engine, self._features, settings.work, self._find
         )
@@ -122,9 +128,13 @@ class Agent:
     # -- the store --------------------------------------------------------------------------------
 
     async def _sweep_ever(self) -> None:
+        bucket_due = time.monotonic()
         while True:
             try:
                 await self._sweep()
+                if self._bucket is not None and time.monotonic() >= bucket_due:
+                    bucket_due = time.monotonic() + BUCKET_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
+                    await self._sweep_bucket(self._bucket)
             except HoldfastError as error:
                 log.warning("stored checkpoints were not looked through", why=str(error))
             except OSError as error:
@@ -139,6 +149,15 @@ class Agent:
         note = await asyncio.to_thread(sweep.room, self._disk)
         marks = {"annotations": {f"{PREFIX}store": note}}
         await self._kube.patch(NODES, "", self._settings.node, {"metadata": marks})
+
+    async def _sweep_bucket(self, bucket: S3) -> None:
+        items, _ = await self._kube.list_all(CHECKPOINTS, None)
+        owned = sweep.owners(items)
+        await sweep.sweep(
+            bucket, owned, lambda kept: bucket.location(kept.session, kept.checkpoint), time.time()
+        )
+        for key in await asyncio.to_thread(bucket.delete_abandoned, datetime.now(UTC)):
+            log.warning("removed what was not whole", name=key)
 
     # -- orders -----------------------------------------------------------------------------------
 

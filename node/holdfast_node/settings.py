@@ -21,6 +21,17 @@ _QUANTITY: Final = re.compile(r"([0-9]{1,15})(|Ki|Mi|Gi|Ti)")
 
 
 @dataclass(frozen=True, slots=True)
+class Bucket:
+    """Where it is. Who we are, the store's client finds out from the environment, as all clients
+    of S3 do: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a cloud's own way."""
+
+    name: str
+    prefix: str = ""
+    endpoint: str = ""  # empty: Amazon's
+    region: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     node: str
     address: str  # where other agents reach this one
@@ -31,6 +42,7 @@ class Settings:
     store: Path = Path("/var/lib/holdfast-node")
     store_bytes: int = 20 << 30
     store_reserve: int = 1 << 30  # of that disk, for the node itself
+    bucket: Bucket | None = None
     bundle: Path = Path("/opt/criu")
     # The node's own view: a container's shows it nothing but itself.
     cgroups: Path = Path("/proc/1/root/sys/fs/cgroup")
@@ -49,6 +61,7 @@ class Settings:
             address=env["HOLDFAST_POD_IP"],
             log_level=level,
             store_bytes=_bytes(env.get("HOLDFAST_STORE_BYTES", "") or "20Gi"),
+            bucket=_bucket(env),
         )
 
     def seal_key(self) -> bytes:
@@ -78,3 +91,15 @@ def _bytes(text: str) -> int:
     if found is None:
         raise BadRequest(f"HOLDFAST_STORE_BYTES is {text}", "use bytes, or Ki, Mi, Gi or Ti")
     return int(found[1]) * _UNITS[found[2]]
+
+
+def _bucket(env: Mapping[str, str]) -> Bucket | None:
+    """None: no object store is set up."""
+    name, prefix, endpoint, region = (
+        env.get(f"HOLDFAST_S3_{key}", "") for key in ("BUCKET", "PREFIX", "ENDPOINT", "REGION")
+    )
+    if not name:
+        return None
+    if endpoint and not endpoint.startswith(("https://", "http://")):
+        raise BadRequest(f"HOLDFAST_S3_ENDPOINT is {endpoint}", "it begins with https://")
+    return Bucket(name, prefix.strip("/"), endpoint, region)

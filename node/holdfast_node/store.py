@@ -15,7 +15,8 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BufferedWriter, FileIO
+from functools import partial
+from io import BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -93,7 +94,8 @@ class Peer:
                 target.write(manifest)
                 target.flush()
                 os.fsync(target.fileno())
-            self._read_parts(fresh, read, lambda _name, _piece: None)  # as it lies there
+            as_it_lies = partial(self._unsealed, fresh, read)
+            check_parts(read, self._keys, as_it_lies, lambda _name, _piece: None)
             fresh.rename(place)
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -108,24 +110,7 @@ class Peer:
         NotFound, Unfit."""
         place = self._place(session, checkpoint)
         manifest = self._manifest(place)
-        fresh = into.parent / f"{_UNFINISHED}{into.name}-{secrets.token_hex(4)}"
-        try:
-            fresh.mkdir(mode=0o700)
-            for name in manifest.parts:
-                (fresh / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _create(fresh / name).close()
-
-            def write(name: str, piece: bytes) -> None:
-                with (fresh / name).open("ab", buffering=0) as target:
-                    view = memoryview(piece)
-                    while view:
-                        view = view[target.write(view) :]
-
-            self._read_parts(place, manifest, write)
-            fresh.rename(into)
-        except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise
+        lay_out(manifest, into, self._keys, lambda name: self._unsealed(place, manifest, name))
         return manifest
 
     def manifest(self, session: str, checkpoint: str) -> Manifest:
@@ -228,35 +213,70 @@ class Peer:
     def _seal(self, manifest: Manifest, parts: Path, into: Path, name: str) -> None:
         target_path = into / check_part(name)
         target_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            source = (parts / name).open("rb")
-        except FileNotFoundError:
-            raise Unfit(Fault.TRUNCATED, f"the checkpoint lacks its part {name}") from None
-        with source, _create(target_path) as target:
-            seal(source, target, self._keys, f"{manifest.facts.checkpoint}/{name}")
+        with opened(parts, name) as source, _create(target_path) as target:
+            for piece in seal(source, self._keys, sealed_name(manifest, name)):
+                target.write(piece)
             target.flush()
             os.fsync(target.fileno())
 
-    def _read_parts(
-        self, place: Path, manifest: Manifest, take: Callable[[str, bytes], None]
-    ) -> None:
-        found: dict[str, Part] = {}
-        for name in manifest.parts:
-            tagger, size = self._keys.tagger(manifest.salt, name), 0
-            for piece in self._unsealed(place, manifest, name):
-                tagger.update(piece)
-                size += len(piece)
-                take(name, piece)
-            found[name] = Part(size, tagger.finalize().hex())
-        verify(manifest, found)
-
     def _unsealed(self, place: Path, manifest: Manifest, name: str) -> Iterator[bytes]:
-        try:
-            source = (place / _PARTS / name).open("rb")
-        except FileNotFoundError:
-            raise Unfit(Fault.TRUNCATED, f"the checkpoint lacks its part {name}") from None
-        with source:
-            yield from unseal(source, self._keys, f"{manifest.facts.checkpoint}/{name}")
+        with opened(place / _PARTS, name) as source:
+            yield from unseal(source, self._keys, sealed_name(manifest, name))
+
+
+# -- what all stores do ---------------------------------------------------------------------------
+
+Pieces = Callable[[str], Iterator[bytes]]
+"""Of a part that is kept, what was sealed."""
+
+
+def sealed_name(manifest: Manifest, part: str) -> str:
+    return f"{manifest.facts.checkpoint}/{part}"
+
+
+def opened(parts: Path, name: str) -> BufferedReader:
+    try:
+        return (parts / name).open("rb")
+    except FileNotFoundError:
+        raise Unfit(Fault.TRUNCATED, f"the checkpoint lacks its part {name}") from None
+
+
+def check_parts(
+    manifest: Manifest, keys: Keys, pieces: Pieces, take: Callable[[str, bytes], None]
+) -> None:
+    """All that the manifest lists, piece by piece to `take`. Raises Unfit, at the latest when all
+    was taken."""
+    found: dict[str, Part] = {}
+    for name in manifest.parts:
+        tagger, size = keys.tagger(manifest.salt, name), 0
+        for piece in pieces(name):
+            tagger.update(piece)
+            size += len(piece)
+            take(name, piece)
+        found[name] = Part(size, tagger.finalize().hex())
+    verify(manifest, found)
+
+
+def lay_out(manifest: Manifest, into: Path, keys: Keys, pieces: Pieces) -> None:
+    """`into` appears when all of it is there and found right."""
+    fresh = into.parent / f"{_UNFINISHED}{into.name}-{secrets.token_hex(4)}"
+    try:
+        fresh.mkdir(mode=0o700)
+        for name in manifest.parts:
+            (fresh / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _create(fresh / name).close()
+
+        def write(name: str, piece: bytes) -> None:
+            with (fresh / name).open("ab", buffering=0) as target:
+                view = memoryview(piece)
+                while view:
+                    view = view[target.write(view) :]
+
+        check_parts(manifest, keys, pieces, write)
+        fresh.rename(into)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
 
 
 def _create(path: Path) -> BufferedWriter:

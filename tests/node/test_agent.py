@@ -14,7 +14,7 @@ import pytest
 
 from holdfast_node import cpu, log, peers
 from holdfast_node.peers import Refused, SidecarLink, ask_hold
-from holdfast_node.settings import Settings
+from holdfast_node.settings import Bucket, Settings
 from holdfast_wire.errors import BadRequest, Unavailable
 
 
@@ -33,6 +33,11 @@ def test_settings(tmp_path: Path) -> None:
     for wrong in ("5G", "-1", "many", "1.5Gi", "²"):
         with pytest.raises(BadRequest):
             Settings.from_env({**given, "HOLDFAST_STORE_BYTES": wrong})
+    assert settings.bucket is None
+    s3 = {"HOLDFAST_S3_BUCKET": "kept", "HOLDFAST_S3_PREFIX": "/a/b/"}
+    assert Settings.from_env({**given, **s3}).bucket == Bucket("kept", "a/b")
+    with pytest.raises(BadRequest):
+        Settings.from_env({**given, **s3, "HOLDFAST_S3_ENDPOINT": "minio:9000"})
     own = Settings("n", "a", keys=tmp_path)
     for bad in (b"", b"!!", base64.b64encode(b"short")):
         (tmp_path / "seal.key").write_bytes(bad)

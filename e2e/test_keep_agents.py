@@ -166,7 +166,7 @@ async def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
     def ours(root: Path) -> list[freezer.Freezer]:
         """This machine may have sessions that are not the test's to settle."""
-        return [one for one in found(root) if one.parent.name.startswith(kit.PREFIX)]
+        return kit.ours(found(root))
 
     monkeypatch.setattr(freezer, "frozen_ones", ours)
     made = Pods(tmp_path, monkeypatch)

@@ -231,7 +231,7 @@ async def test_an_agent_that_ends_in_the_middle(lab: Node, bench: kit.Lab) -> No
         await taking.stop(pod, keep=True)
         await taking.take(pod, dumping, keep=True)
     # Here it ends. Nothing of it is left but what the kernel and the sidecar's folder have.
-    (cage,) = freezer.frozen_ones()
+    (cage,) = kit.ours(freezer.frozen_ones())
     assert cage.pod_uid == POD_A
     assert (lab.here.state / QUEUED).exists()
     lab.here.refusals = {"unpark": ["unavailable"]}

@@ -103,6 +103,7 @@ async def test_a_session_is_stored_and_runs_on(lab: Node, bench: kit.Lab) -> Non
         session.typist.until("name? ")
         session.typist.type("ha")
         session.typist.until("name? ha")
+        kit.until(lambda: "sleep" in session.pids().values(), "the job runs")
         pids = session.pids()
         frozen: list[bool] = []
         cage = lab.engine.freezer(container.hold)
@@ -282,9 +283,10 @@ async def test_a_bring_whose_agent_ended_is_finished_or_undone(lab: Node, bench:
         phase=Phase.TRANSFERRING,
         target_pod=POD_A,
     )
-    # The sidecar serves already.
+    # The sidecar serves already; also if nobody knows that it was begun.
     lab.here.serving = True
     await bringing.resume(begun, lab.engine)
+    await bringing.bring(begun, lab.engine, (), lab.folder, lab.stores.get)
     # Held, and it is asked: as if the tree had just been restored.
     cage = await lab.engine.freeze(container.hold)
     await bringing.resume(begun, lab.engine)
@@ -297,4 +299,4 @@ async def test_a_bring_whose_agent_ended_is_finished_or_undone(lab: Node, bench:
         await bringing.resume(begun, lab.engine)
     await eventually(lambda: freezer.children(container.hold) == [])
     assert not await settle(POD_A, cage)  # what goes on at the same time comes to its end
-    assert lab.here.words == ["status", "commit", "commit", "unpark"]
+    assert lab.here.words == ["status", "status", "commit", "commit", "unpark"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_node import containers, freezer, layer, log
+from holdfast_node.containers import Pod
 from holdfast_node.engine import Engine
 from holdfast_node.landing import Landing, commit
 from holdfast_node.order import Bring
@@ -32,6 +33,9 @@ async def bring(
 ) -> None:
     """Returns when the session runs. Whatever it raises, nothing of it does."""
     pod = containers.find(order.target_pod)
+    if _taken(pod, engine):  # begun by an agent whose word of it was lost
+        await resume(order, engine)
+        return
     parts = work / "parts"
     manifest = await get(order, parts)
     check_brought(order, manifest, features)
@@ -73,6 +77,15 @@ async def resume(order: Bring, engine: Engine) -> None:
             f"the node's agent was started anew in the middle of it ({error})"
         ) from error
     await asyncio.to_thread(cage.thaw)
+
+
+def _taken(pod: Pod, engine: Engine) -> bool:
+    """Something of a session is in the pod: CRIU must not be let at it again."""
+    try:
+        containers.keeper_of(pod.hold)
+    except NotFound:
+        return _held(engine.freezer(pod.hold))
+    return True
 
 
 def _held(cage: freezer.Freezer) -> bool:

@@ -184,6 +184,12 @@ def keep(*keepers: str, **more: Any) -> Json:
             "keepers": list(keepers), **more}  # fmt: skip
 
 
+MOVE = {
+    "trigger": "Drain", "sourceNode": "a", "sourcePodUID": POD_A, "targetNode": "b",
+    "targetPodUID": POD_B,
+}  # fmt: skip
+
+
 def bring(status: Json, **more: Any) -> Json:
     stored = {"checkpoint": "build-2-k1", "sessionName": "build", "sessionUID": UID,
               "digest": status["digest"], "location": status["location"],
@@ -317,3 +323,36 @@ async def test_the_next_agent_finishes_a_bring(
     assert "commit" in pods.here.words
     first.typist.type("on\n")
     first.typist.until("got=on")
+
+
+async def test_a_move_by_the_same_agents(cluster: Cluster, bench: kit.Lab, pods: Pods) -> None:
+    """It shares its code with the others."""
+    first = session(bench, pods)
+    first.typist.type("ha")
+    first.typist.until("name? ha")
+    pods.put(POD_B, bench.container(f"pod{POD_B}"))
+    pods.there.refusals = {"commit": ["refused"]}
+    api = cluster.api
+    async with cluster.agent("a"), cluster.agent("b"):
+        api.put("build-2-1", "a", MOVE)
+        assert (await api.over("build-2-1"))["phase"] == "Failed"
+        assert pods.here.words == ["park", "seal", "unpark"]
+        first.typist.type("lf\n")
+        first.typist.until("got=half")
+        first.typist.type("read -p 'ag''ain? ' x; echo got=$x\n")
+        first.typist.until("again? ")
+        first.typist.type("wh")
+        first.typist.until("again? wh")
+        pods.put(POD_B, target := bench.container("another"))  # the operator makes another
+        api.put("build-2-2", "a", MOVE)
+        moved = await api.over("build-2-2")
+        assert moved["phase"] == "Complete", moved
+        assert "location" not in moved
+    assert pods.here.asked[-2:] == [{"do": "park", "to": POD_B}, {"do": "seal"}]
+    assert pods.there.asked == [{"do": "commit"}] * 2
+    assert (pods.there.state / "ring").read_bytes() == b"what was shown"
+    await eventually(lambda: freezer.children(first.container.hold) == [])
+    with typist(target) as second:
+        second.type("ole\n")
+        second.until("got=whole")
+    assert cluster.left_over() == []

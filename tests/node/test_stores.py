@@ -9,16 +9,19 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast_node import transfer
+from holdfast_node import fetching, transfer
+from holdfast_node.link import LinkLost
 from holdfast_node.order import Bring, Keep, Order, Phase, Then, Where
 from holdfast_node.pair import Facts, Fault, Keys, Manifest, Unfit
 from holdfast_node.receiving import Receiver
 from holdfast_node.spool import Spool
 from holdfast_node.store import Peer
 from holdfast_node.stores import Others, Stores, check_brought
+from holdfast_node.sweep import sweep
 from holdfast_wire.errors import Forbidden, HoldfastError, NotFound, Unavailable
 
 from .conftest import Contexts
@@ -234,6 +237,46 @@ async def test_damaged_where_it_lay(world: World, tmp_path: Path) -> None:
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     world.order(order := bring(manifest, "peer://b"))
     with pytest.raises(HoldfastError, match="altered or cut short"):
+        await world.stores["a"].get(order, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+async def test_an_answer_that_is_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """b has it and cannot say so: another is asked, and b's goes when the order says where."""
+
+    async def silent(receiver: Receiver) -> None:
+        receiver.link.interrupt()
+        receiver.said = receiver.lost = True
+
+    monkeypatch.setattr(Receiver, "committed", silent)
+    folder, manifest = await world.spool()
+    world.order(KEEP)
+    assert await world.stores["a"].put(KEEP, folder, manifest) == "peer://a"
+    assert len(world.disks["b"].list()) == 1
+    owned = {("team", "uid-1", "build-2-k1"): (True, "peer://a")}
+    await sweep(world.disks["a"], owned, lambda _kept: "peer://a", 1e9)
+    await sweep(world.disks["b"], owned, lambda _kept: "peer://b", 1e9)
+    assert [len(world.disks[node].list()) for node in ("a", "b")] == [1, 0]
+
+
+async def test_a_keeper_that_ends_while_it_gives(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = await world.kept("b")
+    world.order(order := bring(manifest, "peer://b"))
+    ending: list[Receiver] = []
+    give = fetching.give
+
+    async def breaking(receiver: Receiver, *rest: Any) -> None:
+        ending.append(receiver)
+        await give(receiver, *rest)
+
+    def pieces(*_: object) -> None:
+        ending[0].link.interrupt()
+
+    monkeypatch.setattr(fetching, "give", breaking)
+    monkeypatch.setattr(world.disks["b"], "pieces", pieces)
+    with pytest.raises(LinkLost):
         await world.stores["a"].get(order, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

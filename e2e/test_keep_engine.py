@@ -84,7 +84,7 @@ def brought(saved: Saved) -> Bring:
 
 
 @pytest.fixture
-async def lab(
+async def host(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Node]:
     made = Node(tmp_path, engine, monkeypatch)
@@ -92,10 +92,10 @@ async def lab(
         yield made
 
 
-async def test_a_session_is_stored_and_runs_on(lab: Node, bench: kit.Lab) -> None:
+async def test_a_session_is_stored_and_runs_on(host: Node, bench: kit.Lab) -> None:
     """And is brought back as it was then, whatever it did since."""
     container = bench.container(f"pod{POD_A}")
-    lab.pods.put(POD_A, container)
+    host.pods.put(POD_A, container)
     with Outside(container) as outside:
         session = Session(container)
         session.typist.type("echo old > file; exec 5<>/dev/tcp/10.9.9.2/8000; sleep 1000 &\n")
@@ -106,15 +106,15 @@ async def test_a_session_is_stored_and_runs_on(lab: Node, bench: kit.Lab) -> Non
         kit.until(lambda: "sleep" in session.pids().values(), "the job runs")
         pids = session.pids()
         frozen: list[bool] = []
-        cage = lab.engine.freezer(container.hold)
-        lab.here.seen = {"seal": lambda: frozen.append(cage.frozen())}
-        saved = await lab.keep()
+        cage = host.engine.freezer(container.hold)
+        host.here.seen = {"seal": lambda: frozen.append(cage.frozen())}
+        saved = await host.keep()
         assert frozen == [True]
         assert not cage.wanted()
-        assert lab.here.words == ["park", "seal", "unpark"]
-        assert [body.get("keep") for body in lab.here.asked] == [True, True, None]
-        assert not (lab.here.state / QUEUED).exists()
-        assert [phase for phase, _ in lab.said] == [Phase.DUMPING, Phase.TRANSFERRING]
+        assert host.here.words == ["park", "seal", "unpark"]
+        assert [body.get("keep") for body in host.here.asked] == [True, True, None]
+        assert not (host.here.state / QUEUED).exists()
+        assert [phase for phase, _ in host.said] == [Phase.DUMPING, Phase.TRANSFERRING]
         assert (saved.location, saved.seq) == ("peer://a", 7)
         assert 0 < saved.freeze_seconds < 10
         # It has noticed nothing.
@@ -128,12 +128,12 @@ async def test_a_session_is_stored_and_runs_on(lab: Node, bench: kit.Lab) -> Non
         outside.peer.settimeout(5)
         assert outside.peer.recv(10) == b"hello\n"
     target = bench.container(f"pod{POD_B}", address="10.9.9.3")
-    lab.pods.put(POD_B, target)
-    (lab.there.state / "ring").write_bytes(b"in the way")
-    await lab.bring(saved)
-    assert (lab.there.state / "ring").read_bytes() == b"what was shown"
-    assert (lab.there.state / "cut.json").exists()
-    (committed,) = lab.there.asked
+    host.pods.put(POD_B, target)
+    (host.there.state / "ring").write_bytes(b"in the way")
+    await host.bring(saved)
+    assert (host.there.state / "ring").read_bytes() == b"what was shown"
+    assert (host.there.state / "cut.json").exists()
+    (committed,) = host.there.asked
     assert committed["stored"] == {
         "epoch": 2, "taken": 1, "why": "Recover", "from": "build", "checkpoint": "build-2-k1",
     }  # fmt: skip
@@ -147,95 +147,95 @@ async def test_a_session_is_stored_and_runs_on(lab: Node, bench: kit.Lab) -> Non
     assert seen.count("Running") == 1
 
 
-async def test_a_session_is_stored_again_and_again(lab: Node, bench: kit.Lab) -> None:
+async def test_a_session_is_stored_again_and_again(host: Node, bench: kit.Lab) -> None:
     container = bench.container(f"pod{POD_A}", "bash", "-c", "n=0; while read x; do echo g$x; done")
-    lab.pods.put(POD_A, container)
+    host.pods.put(POD_A, container)
     session = Session(container)
     for number in range(5):
         session.typist.type("ha")
         with contextlib.suppress(FileNotFoundError):
-            await asyncio.to_thread((lab.folder / "work").rename, lab.folder / f"work-{number}")
-        await lab.keep(replace(KEEP, name=f"build-2-k{number + 1}"))
+            await asyncio.to_thread((host.folder / "work").rename, host.folder / f"work-{number}")
+        await host.keep(replace(KEEP, name=f"build-2-k{number + 1}"))
         session.typist.type(f"lf-{number}\n")
         session.typist.until(f"ghalf-{number}")
-    assert len(lab.disk.list("uid-1")) == 5
+    assert len(host.disk.list("uid-1")) == 5
 
 
-async def test_a_session_is_stored_and_stops(lab: Node, bench: kit.Lab) -> None:
+async def test_a_session_is_stored_and_stops(host: Node, bench: kit.Lab) -> None:
     container = bench.container(f"pod{POD_A}")
-    lab.pods.put(POD_A, container)
+    host.pods.put(POD_A, container)
     session = Session(container)
     session.typist.type("read -p 'na''me? ' x; echo got=$x\n")
     session.typist.until("name? ")
-    cage = lab.engine.freezer(container.hold)
+    cage = host.engine.freezer(container.hold)
     stored: list[tuple[bool, int]] = []
-    lab.here.seen = {"suspend": lambda: stored.append((cage.frozen(), len(lab.disk.list())))}
-    lab.here.refusals = {"suspend": ["unavailable"]}
-    saved = await lab.keep(replace(KEEP, then=Then.STOP))
+    host.here.seen = {"suspend": lambda: stored.append((cage.frozen(), len(host.disk.list())))}
+    host.here.refusals = {"suspend": ["unavailable"]}
+    saved = await host.keep(replace(KEEP, then=Then.STOP))
     assert stored == [(True, 1), (True, 1)]  # asked again: still frozen, and stored before
-    assert lab.here.words == ["park", "seal", "suspend", "suspend"]
-    assert lab.here.asked[-1]["checkpoint"] == "build-2-k1"
-    assert lab.said[-1] == (Phase.TRANSFERRING, replace(saved, freeze_seconds=_said(lab)))
+    assert host.here.words == ["park", "seal", "suspend", "suspend"]
+    assert host.here.asked[-1]["checkpoint"] == "build-2-k1"
+    assert host.said[-1] == (Phase.TRANSFERRING, replace(saved, freeze_seconds=_said(host)))
     await eventually(lambda: freezer.children(container.hold) == [])
-    lab.pods.put(POD_B, target := bench.container(f"pod{POD_B}"))
-    await lab.bring(saved, why="Wake")
+    host.pods.put(POD_B, target := bench.container(f"pod{POD_B}"))
+    await host.bring(saved, why="Wake")
     with typist(target) as other:
         other.type("awake\n")
         other.until("got=awake")
 
 
-def _said(lab: Node) -> float:
-    left = lab.said[-1][1]
+def _said(host: Node) -> float:
+    left = host.said[-1][1]
     assert left is not None
     return left.freeze_seconds
 
 
 @pytest.mark.parametrize("at", ["park", "seal", "suspend"])
-async def test_what_does_not_stop_runs_on(lab: Node, bench: kit.Lab, at: str) -> None:
-    lab.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
+async def test_what_does_not_stop_runs_on(host: Node, bench: kit.Lab, at: str) -> None:
+    host.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
     session = Session(container)
     session.typist.type("read -p 'na''me? ' x; echo got=$x\n")
     session.typist.until("name? ")
     session.typist.type("ha")
     session.typist.until("name? ha")
-    lab.here.refusals = {at: ["failed"]}
+    host.here.refusals = {at: ["failed"]}
     with pytest.raises(Refused):
-        await lab.keep(replace(KEEP, then=Then.STOP))
-    assert lab.here.words[-1] == "unpark"
+        await host.keep(replace(KEEP, then=Then.STOP))
+    assert host.here.words[-1] == "unpark"
     session.typist.type("lf\n")
     session.typist.until("got=half")
 
 
-async def test_a_session_that_is_anothers_by_then_is_dead(lab: Node, bench: kit.Lab) -> None:
-    lab.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
+async def test_a_session_that_is_anothers_by_then_is_dead(host: Node, bench: kit.Lab) -> None:
+    host.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
     Session(container)
-    lab.here.refusals = {"suspend": ["superseded"], "unpark": ["superseded"]}
+    host.here.refusals = {"suspend": ["superseded"], "unpark": ["superseded"]}
     with pytest.raises(Gone, match="it is stored"):
-        await lab.keep(replace(KEEP, then=Then.STOP))
+        await host.keep(replace(KEEP, then=Then.STOP))
     await eventually(lambda: freezer.children(container.hold) == [])
 
 
-async def test_an_agent_that_ends_in_the_middle(lab: Node, bench: kit.Lab) -> None:
+async def test_an_agent_that_ends_in_the_middle(host: Node, bench: kit.Lab) -> None:
     """What it took out of the terminal is put back by the next one."""
-    lab.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
+    host.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
     session = Session(container)
     session.typist.type("read -p 'na''me? ' x; echo got=$x\n")
     session.typist.until("name? ")
     session.typist.type("ha")
     session.typist.until("name? ha")
-    (work := lab.folder / "work").mkdir()
+    (work := host.folder / "work").mkdir()
     spool = Spool(work)
-    taking = Taking(KEEP, lab.engine, spool.images, spool)
+    taking = Taking(KEEP, host.engine, spool.images, spool)
     pod = containers.find(POD_A)
-    async with lab.engine.dumping(pod.hold, spool.images) as dumping:
+    async with host.engine.dumping(pod.hold, spool.images) as dumping:
         await taking.ahead(pod)
         await taking.stop(pod, keep=True)
         await taking.take(pod, dumping, keep=True)
     # Here it ends. Nothing of it is left but what the kernel and the sidecar's folder have.
     (cage,) = kit.ours(freezer.frozen_ones())
     assert cage.pod_uid == POD_A
-    assert (lab.here.state / QUEUED).exists()
-    lab.here.refusals = {"unpark": ["unavailable"]}
+    assert (host.here.state / QUEUED).exists()
+    host.here.refusals = {"unpark": ["unavailable"]}
     assert await settle(POD_A, cage)
     with pytest.raises(Unavailable, match="started anew"):
         await keeping.resume(replace(KEEP, phase=Phase.DUMPING))
@@ -243,40 +243,40 @@ async def test_an_agent_that_ends_in_the_middle(lab: Node, bench: kit.Lab) -> No
     session.typist.until("got=half")
 
 
-async def test_an_agent_that_ends_at_the_last_moment(lab: Node, bench: kit.Lab) -> None:
+async def test_an_agent_that_ends_at_the_last_moment(host: Node, bench: kit.Lab) -> None:
     """Stored and said so: whether it stopped only the sidecar knows."""
-    lab.pods.put(POD_A, bench.container(f"pod{POD_A}"))
+    host.pods.put(POD_A, bench.container(f"pod{POD_A}"))
     begun = replace(KEEP, phase=Phase.TRANSFERRING, then=Then.STOP)
     with pytest.raises(Unavailable, match="started anew"):
         await keeping.resume(begun)  # not yet stored
     stored = replace(begun, location="peer://a")
     await keeping.resume(stored)
-    lab.here.refusals = {"suspend": ["not_parked", "superseded"]}
+    host.here.refusals = {"suspend": ["not_parked", "superseded"]}
     with pytest.raises(Unavailable, match="started anew"):
         await keeping.resume(stored)  # it runs on
     await keeping.resume(stored)
-    assert lab.here.words == ["suspend"] * 3
-    lab.pods.remove(POD_A)
+    assert host.here.words == ["suspend"] * 3
+    host.pods.remove(POD_A)
     await keeping.resume(stored)  # its pod was deleted since
 
 
-async def test_what_the_sidecar_refuses_does_not_run(lab: Node, bench: kit.Lab) -> None:
-    lab.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
+async def test_what_the_sidecar_refuses_does_not_run(host: Node, bench: kit.Lab) -> None:
+    host.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
     Session(container)
-    saved = await lab.keep()
-    lab.pods.put(POD_B, target := bench.container(f"pod{POD_B}"))
-    lab.there.refusals = {"commit": ["busy", "refused"]}
+    saved = await host.keep()
+    host.pods.put(POD_B, target := bench.container(f"pod{POD_B}"))
+    host.there.refusals = {"commit": ["busy", "refused"]}
     with pytest.raises(Refused):
-        await lab.bring(saved)
-    assert lab.there.words == ["commit", "commit"]
+        await host.bring(saved)
+    assert host.there.words == ["commit", "commit"]
     await eventually(lambda: target.pids() == [])
     # An agent after that one finds nothing.
     with pytest.raises(Unavailable, match="started anew"):
-        await bringing.resume(replace(brought(saved), phase=Phase.TRANSFERRING), lab.engine)
+        await bringing.resume(replace(brought(saved), phase=Phase.TRANSFERRING), host.engine)
 
 
-async def test_a_bring_whose_agent_ended_is_finished_or_undone(lab: Node, bench: kit.Lab) -> None:
-    lab.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
+async def test_a_bring_whose_agent_ended_is_finished_or_undone(host: Node, bench: kit.Lab) -> None:
+    host.pods.put(POD_A, container := bench.container(f"pod{POD_A}"))
     session = Session(container)
     begun = replace(
         brought(Saved(1, "sha256:0", 0.0, "peer://a", 7, 1.0)),
@@ -284,19 +284,19 @@ async def test_a_bring_whose_agent_ended_is_finished_or_undone(lab: Node, bench:
         target_pod=POD_A,
     )
     # The sidecar serves already; also if nobody knows that it was begun.
-    lab.here.serving = True
-    await bringing.resume(begun, lab.engine)
-    await bringing.bring(begun, lab.engine, (), lab.folder, lab.stores.get)
+    host.here.serving = True
+    await bringing.resume(begun, host.engine)
+    await bringing.bring(begun, host.engine, (), host.folder, host.stores.get)
     # Held, and it is asked: as if the tree had just been restored.
-    cage = await lab.engine.freeze(container.hold)
-    await bringing.resume(begun, lab.engine)
+    cage = await host.engine.freeze(container.hold)
+    await bringing.resume(begun, host.engine)
     assert not cage.wanted()
     session.typist.type("echo al''ive\n")
     session.typist.until("alive")
-    cage = await lab.engine.freeze(container.hold)
-    lab.here.refusals = {"commit": ["refused"], "unpark": ["not_serving"]}
+    cage = await host.engine.freeze(container.hold)
+    host.here.refusals = {"commit": ["refused"], "unpark": ["not_serving"]}
     with pytest.raises(Unavailable, match="started anew"):
-        await bringing.resume(begun, lab.engine)
+        await bringing.resume(begun, host.engine)
     await eventually(lambda: freezer.children(container.hold) == [])
     assert not await settle(POD_A, cage)  # what goes on at the same time comes to its end
-    assert lab.here.words == ["status", "status", "commit", "commit", "unpark"]
+    assert host.here.words == ["status", "status", "commit", "commit", "unpark"]

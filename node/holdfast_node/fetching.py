@@ -20,6 +20,7 @@ from pathlib import Path
 from .link import Frame
 from .pair import SALT, Keys, Manifest
 from .receiving import Receiver
+from .store import free
 from .transfer import dialled, greeting, sending
 
 Pieces = Callable[[str, Callable[[memoryview], None]], None]
@@ -44,8 +45,8 @@ async def fetching(
 
 
 async def fetch(receiver: Receiver, into: Path) -> Manifest:
-    """All of it, found right."""
-    manifest = await receiver.receive(into)
+    """All of it, found right; not more than the disk has room for."""
+    manifest = await receiver.receive(into, limit=free(into.parent))
     await receiver.committed()
     return manifest
 

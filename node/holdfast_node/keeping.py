@@ -23,7 +23,7 @@ from holdfast_node.freezer import descendants
 from holdfast_node.order import Keep, Phase, Saved, Then
 from holdfast_node.pair import SALT, Keys
 from holdfast_node.peers import Refused
-from holdfast_node.spool import Spool, admit, to_its_end
+from holdfast_node.spool import Spool, to_its_end
 from holdfast_node.stores import Stores
 from holdfast_node.taking import SIDECAR_SECONDS, Gone, Taking, ask
 from holdfast_wire.errors import HoldfastError, NotFound, Unavailable
@@ -53,8 +53,7 @@ class Keeping:
         """Returns when it is stored. If it raises, the session runs on here, or is not ours."""
         await self._stores.ready(self._order)
         pod = containers.find(self._order.source_pod)
-        await asyncio.to_thread(admit, work, resident(pod), reserve)
-        spool = Spool(work)
+        spool = Spool(work, reserve)
         taking = Taking(self._order, self._engine, spool.images, spool)
         if self._order.then is Then.STOP:
             return await self._stop(pod, spool, taking)
@@ -95,6 +94,7 @@ class Keeping:
         """When it returns the session is frozen, and CRIU has left its container."""
         async with self._engine.dumping(pod.hold, spool.images) as dumping:
             await taking.ahead(pod)
+            await asyncio.to_thread(spool.admit, resident(pod))
             await self._report(phase=Phase.DUMPING)
             await taking.stop(pod, keep=True)
             async with taking.in_time():

@@ -20,10 +20,11 @@ from typing import Final, TypeVar
 from holdfast_wire.errors import Internal
 
 from .pair import Facts, Keys, Manifest, Part, check_part
-from .store import NoRoom
+from .store import NoRoom, free
 
 IMAGES: Final = "images"
 _CHUNK: Final = 1 << 20
+_LOOK: Final = 16 << 20  # bytes between two looks at the disk
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 T = TypeVar("T")
 
@@ -44,13 +45,11 @@ def _folder(root: Path, name: str) -> Path:
 
 
 def admit(root: Path, needs: int, reserve: int) -> None:
-    """Raises NoRoom: a disk that a dump fills is the whole node's trouble."""
-    status = os.statvfs(root)
-    free = status.f_bavail * status.f_frsize
-    if needs + reserve > free:
+    """Raises NoRoom: a disk that a checkpoint fills is the whole node's trouble."""
+    if needs + reserve > (has := free(root)):
         raise NoRoom(
-            f"the session has {needs >> 20} MiB in memory and the node's disk {free >> 20} MiB "
-            f"free, of which {reserve >> 20} MiB must stay",
+            f"{needs >> 20} MiB are to be written and the node's disk has {has >> 20} MiB free, of "
+            f"which {reserve >> 20} MiB must stay",
             "free some of the node's disk",
         )
 
@@ -69,13 +68,17 @@ async def to_its_end(work: Callable[[], T], hurry: Callable[[], None] = lambda: 
 
 
 class Spool:
-    """Takes what a Sender takes."""
+    """Takes what a Sender takes, as long as the disk has `reserve` bytes free."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, reserve: int = 0) -> None:
+        self.folder, self._reserve = folder, reserve
         self.images = folder / IMAGES  # CRIU writes there itself
         self.images.mkdir(mode=0o700)
         self._closing = threading.Event()
+
+    def admit(self, needs: int) -> None:
+        """Raises NoRoom."""
+        admit(self.folder, needs, self._reserve)
 
     async def send_bytes(self, part: str, data: bytes) -> None:
         await self.send_from(part, lambda write: write(memoryview(data)))
@@ -86,11 +89,17 @@ class Spool:
     async def send_from(self, part: str, produce: Callable[[Callable[[memoryview], None]], T]) -> T:
         def work() -> T:
             with self._create(part) as out:
+                looked = written = 0
 
                 def write(view: memoryview) -> None:
+                    nonlocal looked, written
                     if self._closing.is_set():
                         raise Internal("it was given up")
+                    if written >= looked:
+                        self.admit(_LOOK)
+                        looked = written + _LOOK
                     out.write(view)
+                    written += len(view)
 
                 return produce(write)
 

@@ -191,11 +191,9 @@ class Peer:
                 f"checkpoints {used >> 20} MiB are used",
                 "keep fewer checkpoints, or give the node agent more disk",
             )
-        status = os.statvfs(self._root)
-        free = status.f_bavail * status.f_frsize
-        if needs + self._reserve > free:
+        if needs + self._reserve > (has := free(self._root)):
             raise NoRoom(
-                f"the checkpoint needs {needs >> 20} MiB and the node's disk has {free >> 20} MiB "
+                f"the checkpoint needs {needs >> 20} MiB and the node's disk has {has >> 20} MiB "
                 f"free, of which {self._reserve >> 20} MiB must stay",
                 "free some of the node's disk",
             )
@@ -258,7 +256,13 @@ def check_parts(
 
 
 def lay_out(manifest: Manifest, into: Path, keys: Keys, pieces: Pieces) -> None:
-    """`into` appears when all of it is there and found right."""
+    """`into` appears when all of it is there and found right. Raises NoRoom before it begins."""
+    if manifest.size > (has := free(into.parent)):
+        raise NoRoom(
+            f"the checkpoint has {manifest.size >> 20} MiB and the node's disk {has >> 20} MiB "
+            "free",
+            "free some of the node's disk",
+        )
     fresh = into.parent / f"{_UNFINISHED}{into.name}-{secrets.token_hex(4)}"
     try:
         fresh.mkdir(mode=0o700)
@@ -277,6 +281,12 @@ def lay_out(manifest: Manifest, into: Path, keys: Keys, pieces: Pieces) -> None:
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
+
+
+def free(folder: Path) -> int:
+    """Bytes of its disk."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 def _create(path: Path) -> BufferedWriter:

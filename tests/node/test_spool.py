@@ -83,3 +83,21 @@ def test_a_dump_does_not_fill_the_disk(tmp_path: Path) -> None:
     admit(tmp_path, 1 << 10, 0)
     with pytest.raises(NoRoom, match="must stay"):
         admit(tmp_path, 1 << 10, 1 << 60)
+
+
+async def test_files_do_not_fill_the_disk_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    spool = Spool(tmp_path / "in", reserve=1000)
+    left = [100 << 20, 60 << 20, 20 << 20, 1 << 20]
+    monkeypatch.setattr("holdfast_node.spool.free", lambda _folder: left.pop(0))
+
+    def produce(write: Callable[[memoryview], None]) -> None:
+        while True:
+            write(memoryview(bytes(1 << 20)))
+
+    with pytest.raises(NoRoom, match="has 1 MiB free"):
+        await spool.send_from("layer", produce)
+    assert left == []
+    assert (tmp_path / "in/layer").stat().st_size <= 48 << 20

@@ -150,6 +150,16 @@ def test_what_is_not_whole(peer: Peer, tmp_path: Path) -> None:
         peer.remove(tmp_path)
 
 
+def test_a_disk_without_room_is_not_begun_on(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.put(tmp_path / "in", laid(tmp_path / "in"))
+    monkeypatch.setattr(store, "free", lambda _folder: 1 << 20)
+    with pytest.raises(NoRoom, match="has 2 MiB and the node's disk 1 MiB free"):
+        peer.get("uid-1", "build-2-1", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "store"]
+
+
 def test_names_lead_nowhere_else(peer: Peer, tmp_path: Path) -> None:
     for name in ("..", "../in", "", "/etc", ".hidden", "a/b"):
         with pytest.raises(BadRequest):

@@ -202,6 +202,38 @@ def test_the_operators_environment_by_values(render: Render) -> None:
     assert environment(container)["HOLDFAST_WATCH_NAMESPACES"] == "one,two"
 
 
+def test_the_node_agents_store(render: Render) -> None:
+    values = {"nodeAgent": {"store": {"path": "/data/holdfast", "sizeLimit": "5Gi"}}}
+    pod = by_name(render(**values))["DaemonSet", "holdfast-node"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert environment(container)["HOLDFAST_STORE_BYTES"] == "5Gi"
+    assert {"name": "store", "mountPath": "/var/lib/holdfast-node"} in container["volumeMounts"]
+    assert {
+        "name": "store",
+        "hostPath": {"path": "/data/holdfast", "type": "DirectoryOrCreate"},
+    } in pod["volumes"]
+
+
+def test_the_node_agents_bucket(render: Render) -> None:
+    def agent(**s3: str) -> dict[str, Any]:
+        items = by_name(render(nodeAgent={"s3": s3}))
+        (container,) = items["DaemonSet", "holdfast-node"]["spec"]["template"]["spec"]["containers"]
+        return {item["name"]: item.get("value", item.get("valueFrom")) for item in container["env"]}
+
+    assert not [name for name in agent() if "S3" in name or "AWS" in name]
+    found = agent(bucket="kept", endpoint="https://s3.example:9000", prefix="a/b", region="eu-1")
+    assert [found[f"HOLDFAST_S3_{key}"] for key in ("BUCKET", "PREFIX", "ENDPOINT", "REGION")] == [
+        "kept",
+        "a/b",
+        "https://s3.example:9000",
+        "eu-1",
+    ]
+    assert not [name for name in found if "AWS" in name]
+    found = agent(bucket="kept", secretName="bucket")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert found[name] == {"secretKeyRef": {"name": "bucket", "key": name}}
+
+
 def test_probes(render: Render) -> None:
     _pod, container = operator(render())
     assert container["ports"] == [
@@ -259,6 +291,10 @@ WRONG_VALUES = [
     ("sidecar.extraEnv.TZ=UTC", "extraEnv"),
     ("operator.extraEnv[0].name=HOLDFAST_IMAGE,operator.extraEnv[0].value=x", "extraEnv"),
     ("operator.extraEnv[0].name=TZ,operator.extraEnv[0].valueFrom.x=y", "extraEnv"),
+    ("nodeAgent.store.sizeLimit=20G", "sizeLimit"),
+    ("nodeAgent.store.path=var/lib", "path"),
+    ("nodeAgent.s3.bucket=A", "bucket"),
+    ("nodeAgent.s3.endpoint=minio:9000", "endpoint"),
     ("serviceAccount.name=Upper", "name"),
     ("crds.install=maybe", "install"),
     ("crds.keep=true", "keep"),

@@ -61,7 +61,9 @@ def test_the_secret_path_is_long_and_everybodys_own(render: Render) -> None:
         for count in (1, 2)
     }
     assert len(paths) == 2
-    assert all(re.fullmatch(r"/evictions/[A-Za-z0-9]{32}", path) for path in paths)
+    assert all(
+        re.fullmatch(r"/evictions/[a-z0-9]{40}", path) for path in paths
+    )  # the API server's rule
 
 
 def test_the_service_leads_to_the_operator(render: Render) -> None:

@@ -22,12 +22,13 @@ import pytest
 
 from api_kit import Fault, Pod, lease
 from gateway_kit import until
-from holdfast_sidecar import pod as pod_module
+from holdfast_sidecar import workload
 from holdfast_sidecar.fence import Superseded
 from holdfast_sidecar.hold import HoldError
-from holdfast_sidecar.pod import PodSidecar, Settings
+from holdfast_sidecar.pod import PodSidecar
+from holdfast_sidecar.settings import Settings, created
 from holdfast_wire.errors import BadRequest
-from holdfast_wire.lease import Epoch, Timing
+from holdfast_wire.lease import Timing
 
 from .test_budget import KEPT_OUT, PACKAGES, pss_mib
 
@@ -452,9 +453,9 @@ def test_where_a_session_is_awaited_nothing_is_made_before_it_comes(tmp_path: Pa
 
 
 def test_when_it_was_created_does_not_change(tmp_path: Path) -> None:
-    assert pod_module._created(tmp_path / "created") > 0
+    assert created(tmp_path) > 0
     os.utime(tmp_path / "created", (1000, 1000))
-    assert pod_module._created(tmp_path / "created") == 1000
+    assert created(tmp_path) == 1000
 
 
 def test_the_epoch_replaces_what_a_killed_sidecar_left(tmp_path: Path) -> None:
@@ -463,7 +464,7 @@ def test_the_epoch_replaces_what_a_killed_sidecar_left(tmp_path: Path) -> None:
     inode = (tmp_path / "epoch.new").stat().st_ino
     keep = (tmp_path / "epoch.new").open()
     with keep:
-        pod_module._write_epoch(tmp_path, Epoch(12))
+        workload.write_epoch(tmp_path, 12)
         assert (tmp_path / "epoch").stat().st_ino != inode  # it could not be written to
     assert (tmp_path / "epoch").read_text() == "12\n"
 

@@ -210,13 +210,12 @@ class Fence:
         """Returns when the API has the release, which ends `keep` too. Everything is frozen, and
         nothing that it did is under way any more."""
         self._checkpoint = checkpoint
-        while self._checkpoint == checkpoint:
-            if self._superseded is not None:
-                if self.suspended == checkpoint:
-                    return
-                raise Superseded(str(self._superseded))
+        while self._superseded is None:
+            if self._checkpoint != checkpoint:
+                raise Gone("it is to go on here after all")
             await self._next()
-        raise Gone("it is to go on here after all")
+        if self.suspended != checkpoint:
+            raise Superseded(str(self._superseded))
 
     async def _agreed(self, wanted: tuple[str, str]) -> None:
         """Only what a renewal was acknowledged with counts, never what a read showed."""

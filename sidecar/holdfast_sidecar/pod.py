@@ -298,6 +298,7 @@ class PodSidecar:
         if settings.restore:
             settle_in(self._sidecar, self._came)
             fence.note(cut=json.dumps(sealed.cut(settings.state)[:_CUT_TOLD]))
+            fence.renew_now()
         self._serving = True
 
         async def keep() -> None:

@@ -23,6 +23,7 @@ import pytest
 from api_kit import Fault, Pod, lease
 from gateway_kit import until
 from holdfast_sidecar import workload
+from holdfast_sidecar.agent import AgentError
 from holdfast_sidecar.fence import Superseded
 from holdfast_sidecar.hold import HoldError
 from holdfast_sidecar.pod import PodSidecar
@@ -419,6 +420,23 @@ async def test_what_becomes_of_a_start_that_fails(
     sidecar._sidecar.session.ring.close()
 
 
+async def test_of_what_was_suspended_before_it_came_a_sidecar_says_so(tmp_path: Path) -> None:
+    env = {**GOOD, "HOLDFAST_STATE": str(tmp_path), "HOLDFAST_RESTORE": "stored"}
+    sidecar = PodSidecar(Settings.read(env))
+    fence: Any = SimpleNamespace(suspended="")
+    sidecar._fence = fence
+    ask = {"do": "suspend", "checkpoint": "it-3-k1"}
+    with pytest.raises(AgentError, match="served") as not_yet:
+        await sidecar._asked(ask)
+    assert not_yet.value.code == "not_serving"
+    fence.suspended = "it-3-k1"
+    assert await sidecar._asked(ask) == {"seq": 0}
+    for other in ({"do": "suspend", "checkpoint": "it-3-k2"}, {"do": "unpark"}):
+        with pytest.raises(AgentError, match="suspended") as superseded:
+            await sidecar._asked(other)
+        assert superseded.value.code == "superseded"
+
+
 # -- small things ---------------------------------------------------------------------------------
 
 
@@ -446,7 +464,7 @@ def test_the_environment_is_checked(tmp_path: Path) -> None:
 
 def test_where_a_session_is_awaited_nothing_is_made_before_it_comes(tmp_path: Path) -> None:
     waits = Settings.read({**GOOD, "HOLDFAST_STATE": str(tmp_path), "HOLDFAST_RESTORE": "it-2"})
-    assert waits.restore
+    assert (waits.restore, waits.stored) == (True, False)
     PodSidecar(waits)
     assert list(tmp_path.iterdir()) == []
     assert not Settings.read({**GOOD, "HOLDFAST_STATE": str(tmp_path)}).restore

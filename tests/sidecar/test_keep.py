@@ -67,38 +67,37 @@ def test_a_busy_session_is_stored_and_nobody_notices(source: Pod) -> None:
     begin(source, BUSY)
     with source.client() as client:
         client.attach()
-        client.typed(b"one,", 1, b"k1")
+        client.typed(b"1,", 1, b"k1")
         until(lambda: acked(client) == [1], "the first ack")
         for number in (2, 3):
-            park(source)
-            client.typed(b"%d," % number, number, b"k%d" % number)
-            writes = sum(map(is_write, source.api.requests))
-            assert source.ask_hold("freeze")["ok"]
-            answer = source.agent("seal", keep=True)
-            assert source.agent("seal", keep=True) == answer, "its answer may have been lost"
-            status = source.agent("status")
-            assert (status["parked"], status["offered"], status["seq"]) == (
-                True, False, answer["seq"],
-            )  # fmt: skip
-            before = digest(source, answer["files"])
-            assert acked(client)[-1] == number - 1
-            assert digest(source, answer["files"]) == before
-            # A renewal may come at any time, but none is waited for, and none says anything new.
-            source.api.always = Fault(hang=(stop := threading.Event()))
-            goes_on(source)
-            source.api.always = Fault()
-            stop.set()
-            until(lambda now=number: acked(client)[-1] == now, "its ack")
-        assert not any(
-            "offer" in " ".join(notes(r)) for r in source.api.requests[writes:] if r.body
-        )
+            it_is_stored(source, client, number)
         assert [ack.status for ack in client.acks] == [AckStatus.APPLIED] * 3
-        until(lambda: taken(source) == b"one,2,3,", "what was typed")
+        until(lambda: taken(source) == b"1,2,3,", "what was typed")
         assert not {"moving", "saving", "stayed"} & {news["kind"] for news in client.news}
         first, *more, _cut = re.findall(rb"(\d+),", bytes(client.stream).partition(b"\n")[2])
         assert len(more) > 100
         assert [int(n) for n in more] == [*range(int(first) + 1, int(first) + 1 + len(more))]
         assert client.gaps == []
+    assert not any(PREFIX + "offer" in notes(r) for r in source.api.requests if is_write(r))
+
+
+def it_is_stored(pod: Pod, client: Client, number: int) -> None:
+    park(pod)
+    client.typed(b"%d," % number, number, b"k%d" % number)
+    assert pod.ask_hold("freeze")["ok"]
+    answer = pod.agent("seal", keep=True)
+    assert pod.agent("seal", keep=True) == answer, "its answer may have been lost"
+    status, before = pod.agent("status"), digest(pod, answer["files"])
+    assert (status["parked"], status["offered"]) == (True, False)
+    assert status["seq"] == answer["seq"]
+    assert acked(client)[-1] == number - 1
+    assert digest(pod, answer["files"]) == before
+    # A renewal may come at any time, but none is waited for.
+    pod.api.always = Fault(hang=(stop := threading.Event()))
+    goes_on(pod)
+    pod.api.always = Fault()
+    stop.set()
+    until(lambda: acked(client)[-1] == number, "its ack")
 
 
 def test_who_acts_waits_for_it_and_hears_of_it_if_it_takes_long(source: Pod) -> None:

@@ -80,6 +80,8 @@ class Session:
         self.size = (marks[-1].columns, marks[-1].rows) if marks else (spec.columns, spec.rows)
         self._keyframe = folder / "keyframe"
         terminal, seq = recover(self.ring, self._keyframe, self.size, spec.scrollback)
+        if not marks:  # a fork may have been asked to be of another size than what it is a fork of
+            self.size = (terminal.columns, terminal.rows)
         self.title = terminal.title.decode("utf-8", "replace")
         version = f"holdfast {__version__}"
         self.emulator = Emulator(self.ring, terminal, seq, self._keyframe, version)

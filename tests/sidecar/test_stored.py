@@ -90,7 +90,8 @@ def bring(pods: Callable[[Pod | None], Pod], kept: Kept) -> Bring:
 
 
 def again(pod: Pod, session: str = "session-uid") -> None:
-    pod.start_sidecar(HOLDFAST_RESTORE="stored", HOLDFAST_SESSION_UID=session)
+    wide = {"HOLDFAST_COLUMNS": "100"} if session == "fork-uid" else {}
+    pod.start_sidecar(HOLDFAST_RESTORE="stored", HOLDFAST_SESSION_UID=session, **wide)
 
 
 def commit(pod: Pod, kept: Kept, why: str, /, **other: Any) -> dict[str, Any]:
@@ -126,6 +127,8 @@ def rfc3339(moment: float) -> str:
 
 def test_woken_it_is_as_if_nothing_had_been(kept: Kept, bring: Bring) -> None:
     pod = bring(6)
+    told = json.loads((pod.state / "sealed.json").read_text())
+    (pod.state / "sealed.json").write_text(json.dumps({**told, "active": kept.taken}))
     assert commit(pod, kept, "Wake") == {"ok": True, "seq": kept.seq}
     assert commit(pod, kept, "Wake")["ok"], "the answer may have been lost"
     assert commit(pod, kept, "Wake", checkpoint="another")["code"] == "refused"
@@ -134,6 +137,7 @@ def test_woken_it_is_as_if_nothing_had_been(kept: Kept, bring: Bring) -> None:
         welcome = ana.attach(actor="ana", resume=resume)
         assert (welcome["resumed"], welcome["holder"], welcome["epoch"]) == (True, "ana", 6)
         assert welcome["created"] == kept.info["created"]
+        assert welcome["idle_seconds"] < time.time() - kept.taken - 1, "it has just been woken"
         ana.typed(b"one,", 2, b"k1")
         ana.typed(b"two,", 3, b"k2")
         until(lambda: acked(ana) == [2, 3], "the acks")
@@ -221,6 +225,8 @@ def killed_after_it_serves_without_being_asked(pod: Pod, kept: Kept) -> None:
 def test_a_fork_is_another_session_and_knows_it(kept: Kept, bring: Bring) -> None:
     pod = bring(1, "fork-uid")
     assert commit(pod, kept, "Fork", **{"from": "build"})["ok"]
+    with pod.client() as client:
+        assert client.ask("info")["columns"] == 80, "as it was, whatever is asked of a new one"
     fork = pod.run / "fork"
     assert json.loads(fork.read_text()) == {
         "session": "build", "epoch": 3, "checkpoint": CHECKPOINT, "takenAt": rfc3339(kept.taken),

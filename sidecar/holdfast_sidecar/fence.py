@@ -142,9 +142,9 @@ class Fence:
 
     @property
     def suspended(self) -> str:
-        """The checkpoint that the Lease last seen was released with."""
+        """The checkpoint that this incarnation was released with, by the Lease last seen."""
         lease = self._lease or {}
-        if not record_of(lease).released:
+        if self._holder.standing(record_of(lease)) is not Standing.RELEASED:
             return ""
         return str(_mapping(lease["metadata"].get("annotations")).get(_SUSPENDED) or "")
 

@@ -75,7 +75,7 @@ class Session:
         self.inputs = Inputs()
         self.journal = Journal(folder / "journal")
         self.exit: Exit | None = None
-        self.last_active = time.time()
+        self.last_active, self._active_head = time.time(), self.ring.head
         marks = self.ring.marks_after(0)
         self.size = (marks[-1].columns, marks[-1].rows) if marks else (spec.columns, spec.rows)
         self._keyframe = folder / "keyframe"
@@ -153,7 +153,8 @@ class Session:
 
     def _emulate(self) -> None:
         self._emulate_soon = None
-        self.last_active = time.time()
+        if self.ring.head != self._active_head:  # to be looked at, or stored, is not to be active
+            self._active_head, self.last_active = self.ring.head, time.time()
         self.emulator.advance(self.ring.head)
 
     async def more_output(self) -> None:

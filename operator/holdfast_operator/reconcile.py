@@ -12,7 +12,14 @@ from typing import Final
 
 from holdfast_kube.client import EVENTS, SESSIONS, Api, Conflict, Invalid
 from holdfast_operator import events, log, metrics, status, template
-from holdfast_operator.decide import (
+from holdfast_operator.decide import decide
+from holdfast_operator.events import Said, Saying
+from holdfast_operator.model import Observed, Problem, Session
+from holdfast_operator.moves import AbandonMove
+from holdfast_operator.names import Key
+from holdfast_operator.observe import Look
+from holdfast_operator.perform import Perform
+from holdfast_operator.steps import (
     Bar,
     CreatePod,
     DeleteLease,
@@ -24,14 +31,7 @@ from holdfast_operator.decide import (
     Step,
     TakeOver,
     Wait,
-    decide,
 )
-from holdfast_operator.events import Said, Saying
-from holdfast_operator.model import Observed, Problem, Session
-from holdfast_operator.moves import AbandonMove
-from holdfast_operator.names import Key
-from holdfast_operator.observe import Look
-from holdfast_operator.perform import Perform
 from holdfast_operator.text import plain
 from holdfast_wire.errors import AlreadyExists, Forbidden, HoldfastError, Retry
 

@@ -173,8 +173,8 @@ def test_a_move_that_fails_is_said_and_not_asked_for_any_more(cluster: FakeClust
 def test_suspend_and_wake(cluster: FakeCluster) -> None:
     cluster.session("a", phase="Running", epoch=3, nodeName="n1", podName="a-3")
     assert cluster.ok("wake", "a") == "a is not suspended: it is Running\n"
-    done = cluster.ok("suspend", "a")
-    assert done == "a is suspended; go on with: holdfast --cluster wake a\n"
+    told = cluster.ok("suspend", "a")
+    assert told == "a is suspended; go on with: holdfast --cluster wake a\n"
     assert cluster.body["sessions"][0]["spec"]["suspended"] is True
     assert "Suspended" in cluster.ok("ls")
     assert "a-3-k1" in cluster.ok("describe", "a")

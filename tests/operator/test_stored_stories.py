@@ -34,7 +34,7 @@ async def runs(world: World, **spec: Any) -> None:
 
 def back(world: World) -> bool:
     """Another incarnation runs."""
-    return world.status["epoch"] > 1 and world.status["phase"] == "Running"
+    return bool(world.status["epoch"] > 1 and world.status["phase"] == "Running")
 
 
 async def is_kept(world: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -38,7 +38,7 @@ class FakeApi:
         self.refuse: dict[str, HoldfastError] = {}  # plural: why creating it is
         self.strict: set[str] = set()  # what was created so that unknown fields are refused
         self.down = False
-        self.wall = lambda: datetime(2026, 1, 1, tzinfo=UTC)
+        self.wall: Callable[[], datetime] = lambda: datetime(2026, 1, 1, tzinfo=UTC)
         self._numbers = itertools.count(1)
 
     # -- what the operator calls ----------------------------------------------------------------

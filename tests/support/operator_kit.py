@@ -182,6 +182,7 @@ class World:
     due: float = 0.0  # when the operator looks next
     cordoned: bool = False  # node-1
     shown: str = ""
+    shown_orders: str = ""
     agents: bool = True  # they do what they are ordered to
     spoiled: set[str] = field(default_factory=set)  # checkpoints that cannot be brought back
     unable: str = ""  # why nothing can be stored
@@ -270,9 +271,11 @@ class World:
         urgency = (
             self.sightings.saw(lease, self.now)[1] if lease else self.sightings.gone(KEY, self.now)
         )
-        shown = repr([session, self.api.pods(), self.api.all(CHECKPOINTS), self.cordoned])
-        if shown != self.shown:
+        orders = repr(self.api.all(CHECKPOINTS))
+        shown = repr([session, self.api.pods(), orders, self.cordoned])
+        if orders != self.shown_orders:
             self.look.stirred(KEY)
+        self.shown_orders = orders
         if urgency is Urgency.NOW or shown != self.shown or self.sightings.ended(self.now):
             self.due = self.now
         elif urgency is Urgency.LATER:

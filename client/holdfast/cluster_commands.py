@@ -105,7 +105,7 @@ def attach(given: Given) -> int:
     found = cluster.find(name)
     if found.over:
         raise ended_error(found, cluster)
-    if found.phase == Phase.SUSPENDED:
+    if found.phase in (Phase.SUSPENDED, Phase.RESTORING):
         from holdfast.stored_commands import woken
 
         woken(cluster, found)

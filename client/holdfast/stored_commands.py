@@ -85,9 +85,10 @@ def wake(given: Given) -> int:
 
 
 def woken(cluster: Cluster, found: Facts) -> Facts:
-    """Returns when it runs again."""
-    to_stderr(f"waking {found.name} …")
-    _ask_to_wake(cluster, found)
+    """Returns when it runs again; also of one that is on its way back already."""
+    if found.phase == Phase.SUSPENDED or found.suspends:
+        to_stderr(f"waking {found.name} …")
+        _ask_to_wake(cluster, found)
 
     def cannot(now: Facts) -> str:
         ready = now.condition("Ready")

@@ -52,6 +52,7 @@ First row that fits:
     held             may take                                 lost: HostLost
                      no pod, or it finished                   Wait
     in order         budget is not for this epoch             SetBudget
+                     nobody there for long, idle.then: End    SetEnded
                      it runs, and is to be elsewhere          (moves.py)
                      it runs, and is to be stored             (keeps.py)
                      else                                     Wait
@@ -94,6 +95,7 @@ from holdfast_operator.steps import (
     RaiseEpoch,
     RemoveFinalizer,
     SetBudget,
+    SetEnded,
     Step,
     TakeOver,
     Wait,
@@ -220,7 +222,14 @@ def _rolled_back(seen: Observed) -> Step:
         return Wait()
     if not seen.may_take:
         return Wait(seen.take_at)
-    return TakeOver(accepted + 1, Cause.ROLLED_BACK)
+    sleep = suspension.asleep(seen)
+    if sleep is None:
+        return TakeOver(accepted + 1, Cause.ROLLED_BACK)
+    order = named(seen.orders or (), sleep.checkpoint)
+    if order is None or not order.usable:
+        return Wait()
+    told = restores.woken(sleep, accepted + 1, order)
+    return TakeOver(accepted + 1, Cause.ROLLED_BACK, told)
 
 
 def _current(seen: Observed) -> Step:
@@ -265,7 +274,7 @@ def _vacant(seen: Observed, lease: LeaseSeen) -> Step | None:
         if told is not None and told.why is Trigger.WAKE and seen.session.suspended:
             return Wait()
         stored = None if told is None else restores.found(seen, told)
-        if told is not None and stored is None:
+        if stored is None and (told is not None or suspension.asleep(seen) is not None):
             return _lost(seen, Cause.POD_FAILED)
         again = seen.now < seen.retry_at
         return Wait(seen.retry_at) if again else CreatePod(lease.epoch, stored)
@@ -278,6 +287,8 @@ def _vacant(seen: Observed, lease: LeaseSeen) -> Step | None:
 
 
 def _running(seen: Observed) -> Step:
+    if seen.session.when_idle == "End" and suspension.is_idle(seen):
+        return SetEnded()
     later: float | None = None
     match moves.decide(seen):
         case None:

@@ -45,6 +45,7 @@ class Said(StrEnum):
     NOT_RESTORED = "NotRestored"
     NOT_STORED = "NotStored"
     QUARANTINED = "Quarantined"
+    IDLE = "Idle"
     ENDED = "Ended"
     FAILED = "Failed"
     DELETED_AFTER_END = "DeletedAfterEnd"

@@ -9,7 +9,7 @@ First row that fits:
 
     a keep under way                             AwaitKeep
     more orders than are to stay                 DeleteCheckpoints
-    no agent on its node, or to be ended         nothing
+    no agent on its node, or to be ended         nothing, until it is idle for long enough
     to be suspended      failed just now         AwaitKeep
                          else                    CreateKeep, then Stop
     periodic             due                     CreateKeep, then RunOn
@@ -99,7 +99,8 @@ def decide(seen: Observed) -> Keep | None:
     if old:
         return DeleteCheckpoints(tuple((order.name, order.uid) for order in old))
     if not able(seen):
-        return None
+        at = suspension.idle_at(seen) if seen.session.when_idle == "End" else None
+        return None if at is None else AwaitKeep(_until(seen, at))
     why = suspension.wanted(seen)
     if why is not None:
         again = retry_at(order for order in keeps(orders) if order.stops)

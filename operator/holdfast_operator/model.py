@@ -137,11 +137,13 @@ class Session:
         return number(self.annotations.get(names.WAKE)) or 0
 
     @property
-    def idle_seconds(self) -> float | None:
-        """How long nobody may be there before it is suspended; None: for ever."""
-        idle = self.spec.get("idle") or {}
-        hibernates = idle.get("then", "Hibernate") == "Hibernate"
-        return float(idle.get("afterSeconds", 86400)) if hibernates else None
+    def idle_seconds(self) -> float:
+        """How long nobody may be there before `when_idle` comes to pass."""
+        return float((self.spec.get("idle") or {}).get("afterSeconds", 86400))
+
+    @property
+    def when_idle(self) -> str:
+        return str((self.spec.get("idle") or {}).get("then", "Hibernate"))
 
     @property
     def keep_every(self) -> float:

@@ -231,8 +231,10 @@ def _need(seen: Observed) -> Need:
     lease, pod = seen.lease, seen.pod
     if seen.session.deleting or seen.session.phase in TERMINAL or lease is None:
         return Need.NOTHING
+    sleep = suspension.asleep(seen)
+    if seen.rolled_back or (sleep is not None and lease.vacant):
+        return Need.FRESH if sleep is not None else Need.NOTHING
     if lease.record.released:
-        sleep = suspension.asleep(seen)
         return Need.FRESH if sleep is None or suspension.wakes(seen, sleep) else Need.KNOWN
     if lease.record.holder == "":
         gone = pod is not None and (pod.finished or pod.deleting)

@@ -57,6 +57,7 @@ from holdfast_operator.steps import (
     Grant,
     RemoveFinalizer,
     SetBudget,
+    SetEnded,
     Step,
     TakeOver,
 )
@@ -122,6 +123,9 @@ class Perform:
                 memory.budget = None
             case DeleteLease():
                 await self._remove(LEASES, session, session.name)
+            case SetEnded():
+                body = {"metadata": {"resourceVersion": session.version}, "spec": {"ended": True}}
+                await self._api.patch(SESSIONS, session.key.namespace, session.name, body)
             case DeleteSession():
                 key = session.key
                 await self._api.delete(

@@ -106,6 +106,11 @@ class DeleteSession:
 
 
 @dataclass(frozen=True, slots=True)
+class SetEnded:
+    """Write spec.ended, because the spec says so itself: nobody was there for long."""
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """Write the terminal phase. From then on there is no further incarnation."""
 
@@ -119,5 +124,5 @@ Step = (
     Wait | AddFinalizer | EnsureAccess | Grant | Bar | TakeOver | Fence | RaiseEpoch | CreatePod
     | SetBudget
     | DeletePods | DeleteBudget | DeleteLease | RemoveFinalizer | DeleteSession | End | moves.Move
-    | keeps.Keep | restores.CreateBring
+    | SetEnded | keeps.Keep | restores.CreateBring
 )  # fmt: skip

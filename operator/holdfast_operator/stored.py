@@ -139,13 +139,14 @@ def suspending(seen: Observed) -> Condition | None:
 def phase_of(seen: Observed) -> Phase | None:
     """Suspended or Restoring; None: neither."""
     lease, sleep = seen.lease, suspension.asleep(seen)
-    if seen.session.phase in TERMINAL:
+    taken = lease is not None and not lease.owned
+    if seen.session.phase in TERMINAL or seen.rolled_back or taken:
         return None
     if sleep is not None and (lease is None or lease.record.released or seen.barred):
         return Phase.SUSPENDED
     if not seen.begun:
         return Phase.SUSPENDED if seen.session.suspended and not seen.refusal else None
-    if lease is None or not lease.owned or not lease.vacant or lease.restore is None:
+    if lease is None or not lease.vacant or lease.restore is None:
         return None
     waits = sleep is not None and seen.session.suspended and seen.pod is None
     return Phase.SUSPENDED if waits else Phase.RESTORING

@@ -47,20 +47,26 @@ def wanted(seen: Observed) -> Trigger | None:
         return Trigger.SUSPEND
     if node is not None and node.cordoned and session.on_drain == "Hibernate":
         return Trigger.DRAIN
+    return Trigger.IDLE if session.when_idle == "Hibernate" and is_idle(seen) else None
+
+
+def is_idle(seen: Observed) -> bool:
     at = idle_at(seen)
-    return Trigger.IDLE if at is not None and at <= seen.wall else None
+    return at is not None and at <= seen.wall
 
 
 def idle_at(seen: Observed) -> datetime | None:
     """When nobody will have been there for long enough; None: somebody is, or it does not matter.
 
     Counted from its start too: one that was woken has been idle for long by its own memory."""
-    after, lease = seen.session.idle_seconds, seen.lease
-    if after is None or lease is None or lease.annotations.get(names.CLIENTS) != "0":
+    session, lease = seen.session, seen.lease
+    if lease is None or session.when_idle == "Keep" or lease.annotations.get(names.CLIENTS) != "0":
         return None
-    times = (lease.annotations.get(names.ACTIVE), seen.session.status.get("startedAt"))
+    times = (lease.annotations.get(names.ACTIVE), session.status.get("startedAt"))
     found = [at for at in map(moment, times) if at is not None]
-    return max(found) + timedelta(seconds=after) if len(found) == len(times) else None
+    if len(found) < len(times):
+        return None
+    return max(found) + timedelta(seconds=session.idle_seconds)
 
 
 def wakes(seen: Observed, sleep: Sleep) -> bool:

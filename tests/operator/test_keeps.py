@@ -26,6 +26,7 @@ from holdfast_operator.steps import (
     End,
     Grant,
     RaiseEpoch,
+    SetEnded,
     Step,
     TakeOver,
     Wait,
@@ -78,6 +79,8 @@ def running(*orders: CheckpointSeen, started: float = 1000, **changes: Any) -> O
 SUSPENDED = {"suspended": True}
 DRAINED = {"move": {"onDrain": "Hibernate"}}
 IDLE = {"idle": {"afterSeconds": 60, "then": "Hibernate"}, "checkpoints": {"everySeconds": 0}}
+ENDS = {"idle": {"afterSeconds": 60, "then": "End"}, "checkpoints": {"everySeconds": 0}}
+STAYS = {"idle": {"afterSeconds": 60, "then": "Keep"}, "checkpoints": {"everySeconds": 0}}
 CORDONED = NodeSeen("n", cordoned=True, agent=True)
 UP = pod(2, node="m", restores=True, up=True)
 NOBODY_THERE = {"clients": "0", "active": ago(100)}
@@ -113,6 +116,9 @@ ROWS: list[tuple[Observed, Step]] = [
     (running(spec=IDLE, notes=NOBODY_THERE, started=20), Wait(NOW + 40)),
     (running(spec=IDLE, notes={**NOBODY_THERE, "clients": "1"}), Wait()),
     (running(spec=IDLE, notes={"clients": "0"}), Wait()),
+    (running(spec=ENDS, notes=NOBODY_THERE), SetEnded()),
+    (running(spec=ENDS, notes=NOBODY_THERE, started=20, node=None), Wait(NOW + 40)),
+    (running(spec=STAYS, notes=NOBODY_THERE), Wait()),
     # What does not stay.
     (
         running(order(1, age=300), order(2, age=200), order(3, age=100)),
@@ -210,6 +216,16 @@ ASLEEP: list[tuple[Observed, Step]] = [
     ),
     # Its Lease was deleted: the status still knows.
     (asleep(lease=lease(2, NOBODY), high_water=2), Wait()),
+    # The cluster's storage went back in time, and a person accepted it.
+    (asleep(high_water=4, spec={}), Wait()),
+    (
+        asleep(high_water=4, spec={}, metadata={"annotations": {names.ACCEPT_EPOCH: "4"}}),
+        TakeOver(5, Cause.ROLLED_BACK, replace(WOKEN, message=WOKEN.message.replace("2", "5", 1))),
+    ),
+    (
+        asleep(order(2), high_water=4, metadata={"annotations": {names.ACCEPT_EPOCH: "4"}}),
+        Wait(),
+    ),
     (asleep(lease=lease(2, NOBODY), high_water=2, spec={}, may_take=False), Wait(NOW + 20)),
 ]
 
@@ -235,8 +251,6 @@ def test_one_that_is_asleep_never_begins_anew(
     orders: tuple[CheckpointSeen, ...],
     told: Restore | None,
 ) -> None:
-    if told is None and holder == "":
-        return  # a vacant Lease without a note was never granted to one that is asleep
     notes: dict[str, Any] = {"restore": told.encode()} if told is not None else {}
     picture = replace(
         asleep(spec=spec, lease=lease(2, holder, **notes), may_take=may_take, high_water=2),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from crd_kit import crds, problems, schema_of
+from holdfast_kube.client import CHECKPOINTS
 from holdfast_operator import names, objects, pods
 from holdfast_operator.keeps import CreateKeep
 from holdfast_operator.model import PodSeen
@@ -134,3 +135,26 @@ async def test_an_idle_session_costs_no_read_of_its_orders() -> None:
     for _ in range(50):
         await world.reconcile(KEY)
     assert len(world.api.listed) == listed == 1
+
+
+async def test_an_order_that_is_shown_while_they_are_listed_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    world.api.put(session_object())
+    await world.run(30)
+    world.look.stirred(KEY)
+    list_all = world.api.list_all
+
+    async def meanwhile(kind: Any, *args: Any, **more: Any) -> Any:
+        found = await list_all(kind, *args, **more)
+        if kind is CHECKPOINTS:
+            world.look.stirred(KEY)
+            monkeypatch.setattr(world.api, "list_all", list_all)
+        return found
+
+    monkeypatch.setattr(world.api, "list_all", meanwhile)
+    listed = len(world.api.listed)
+    for _ in range(3):
+        await world.reconcile(KEY)
+    assert len(world.api.listed) == listed + 2

@@ -207,6 +207,72 @@ async def is_idle(world: World) -> None:
     assert (world.status["phase"], world.status["epoch"]) == ("Running", 2)
 
 
+async def is_idle_and_ends(world: World) -> None:
+    await runs(world, idle={"afterSeconds": 60, "then": "End"})
+    active = world.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
+    notes = {names.CLIENTS: "0", names.ACTIVE: active}
+    world.current.write(notes, holder=world.current.holder.identity)
+    await until(world, lambda: world.status["phase"] == "Ended", 150)
+    assert world.session["spec"]["ended"] is True
+    assert "Idle" in world.api.said()
+
+
+async def its_host_dies_while_it_is_stored(world: World) -> None:
+    """Twice: what nobody came to the end of is nothing to go on from."""
+    await runs(world, checkpoints=EVERY)
+    await until(world, lambda: world.status.get("lastCheckpoint"), 120)
+    world.agents = False
+    await until(world, lambda: "build-1-k2" in orders(world), 120)
+    change(world, checkpoints={**EVERY, "everySeconds": 0})
+    world.current.dead = True
+    await world.run(3)
+    world.agents = True
+    await until(world, lambda: back(world), 120)
+    await world.run(10)
+    assert "build-1-k1" in world.condition("Restored")["message"]
+
+
+async def the_target_of_a_move_dies(world: World) -> None:
+    """After it has arrived: it goes on from what was stored before the move."""
+    await runs(world, checkpoints=EVERY)
+    await until(world, lambda: world.status.get("lastCheckpoint"), 120)
+    change(world, checkpoints={**EVERY, "everySeconds": 0})
+    first = world.current
+    world.cordon(True)
+    await until(world, lambda: len(orders(world)) == 2)
+    moves = [item for item in world.api.all(CHECKPOINTS) if "targetNode" in item["spec"]]
+    first.offer(moves[0])
+    await until(world, lambda: world.status["epoch"] == 2)
+    world.cordon(False)
+    await world.run(5)
+    world.current.dead = True
+    await until(world, lambda: world.status["epoch"] == 3, 90)
+    await world.run(30)
+    assert world.status["phase"] == "Running"
+    told = world.condition("Restored")
+    assert told["reason"] == "HostLost"
+    assert "Incarnation 2 of this session was lost" in told["message"]
+    assert "build-1-k1" in told["message"]
+
+
+async def is_drained_while_it_is_stored(world: World) -> None:
+    """One order at a time: the move waits."""
+    await runs(world, checkpoints=EVERY)
+    world.agents = False
+    await until(world, lambda: orders(world), 120)
+    change(world, checkpoints={**EVERY, "everySeconds": 0})
+    world.cordon(True)
+    await until(world, lambda: len(world.api.pods()) == 2)
+    await world.run(20)
+    assert orders(world) == ["build-1-k1"]
+    world.agents = True
+    await until(world, lambda: len(orders(world)) == 2)
+    (move,) = [item for item in world.api.all(CHECKPOINTS) if "targetNode" in item["spec"]]
+    next(iter(world.incarnations.values())).offer(move)
+    await world.run(30)
+    assert (world.status["phase"], world.status["epoch"]) == ("Running", 2)
+
+
 async def hibernates_when_drained(world: World) -> None:
     await runs(world, move={"onDrain": "Hibernate"})
     world.cordon(True)
@@ -295,6 +361,10 @@ STORIES: list[Story] = [
     is_deleted_in_its_sleep,
     cannot_sleep,
     is_idle,
+    is_idle_and_ends,
+    its_host_dies_while_it_is_stored,
+    the_target_of_a_move_dies,
+    is_drained_while_it_is_stored,
     hibernates_when_drained,
     is_forked_from_a_checkpoint,
     a_fork_waits_for_its_checkpoint,

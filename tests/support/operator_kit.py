@@ -99,11 +99,11 @@ class Incarnation:
         else:  # missing or rolled back: frozen
             self.holder.deadline = None
 
-    def offer(self) -> None:
+    def offer(self, order: Json | None = None) -> None:
         """What the agents do, up to the point where the target has all of it: it stands still, and
         says to whom it may go."""
         if not self.offered and not self.over:
-            order = self.world.api.all(CHECKPOINTS)[-1]
+            order = order or self.world.api.all(CHECKPOINTS)[-1]
             self.write({names.OFFER: order["spec"]["targetPodUID"]}, self.holder.identity)
             self.offered = True
 

@@ -213,6 +213,7 @@ async def is_idle_and_ends(world: World) -> None:
     notes = {names.CLIENTS: "0", names.ACTIVE: active}
     world.current.write(notes, holder=world.current.holder.identity)
     await until(world, lambda: world.status["phase"] == "Ended", 150)
+    await world.run(10)
     assert world.session["spec"]["ended"] is True
     assert "Idle" in world.api.said()
 

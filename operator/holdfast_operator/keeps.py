@@ -8,6 +8,7 @@ Called for a session whose command runs, whose Lease is renewed, and that has no
 First row that fits:
 
     a keep under way                             AwaitKeep
+    stored to be stopped, a moment ago           AwaitKeep: the Lease will say so too
     more orders than are to stay                 DeleteCheckpoints
     no agent on its node, or to be ended         nothing, until it is idle for long enough
     to be suspended      failed just now         AwaitKeep
@@ -30,6 +31,8 @@ from holdfast_operator.times import moment
 
 # Of what failed or is done with, for people to look at.
 OTHERS_STAY: Final = 3
+# How long after it is complete a keep may take to be seen in the Lease too.
+STOPPED_SECONDS: Final = 60.0
 # What was stored for a fork is left alone until the fork has surely begun from it.
 FORK_SECONDS: Final = 600.0
 
@@ -71,6 +74,16 @@ def under_way(seen: Observed) -> CheckpointSeen | None:
     return None
 
 
+def _stopped(seen: Observed) -> datetime | None:
+    """Until when a keep that stopped this pod's session explains that it seems to run."""
+    pod = seen.pod
+    for order in keeps(seen.orders or ()):
+        if pod is not None and order.pod == pod.uid and order.stops and order.usable:
+            until = (moment(order.completed) or seen.wall) + timedelta(seconds=STOPPED_SECONDS)
+            return until if until > seen.wall else None
+    return None
+
+
 def able(seen: Observed) -> bool:
     """Whether it can be stored now."""
     node, pod, lease = seen.node, seen.pod, seen.lease
@@ -95,6 +108,9 @@ def decide(seen: Observed) -> Keep | None:
     now = under_way(seen)
     if now is not None:
         return AwaitKeep(_until(seen, now.ends_at(seen.wall)))
+    stopped = _stopped(seen)
+    if stopped is not None:
+        return AwaitKeep(_until(seen, stopped))
     old = surplus(seen)
     if old:
         return DeleteCheckpoints(tuple((order.name, order.uid) for order in old))

@@ -110,6 +110,15 @@ ROWS: list[tuple[Observed, Step]] = [
     (running(spec=SUSPENDED), CreateKeep(1, Trigger.SUSPEND, stops=True)),
     (running(spec=SUSPENDED, node=CORDONED), CreateKeep(1, Trigger.SUSPEND, stops=True)),
     (running(order(1, "Failed", 10, stops=True), spec=SUSPENDED), Wait(NOW + 20)),
+    (running(order(1, age=10, stops=True), spec=SUSPENDED), Wait(NOW + 50)),
+    (
+        running(order(1, age=70, stops=True), spec=SUSPENDED),
+        CreateKeep(2, Trigger.SUSPEND, stops=True),
+    ),
+    (
+        running(order(1, age=10, stops=True, pod="p0"), spec=SUSPENDED),
+        CreateKeep(2, Trigger.SUSPEND, stops=True),
+    ),
     (running(spec=DRAINED, started=10, node=CORDONED), CreateKeep(1, Trigger.DRAIN, stops=True)),
     (running(spec=DRAINED, started=10), Wait(NOW + 590)),
     (running(spec=IDLE, notes=NOBODY_THERE), CreateKeep(1, Trigger.IDLE, stops=True)),

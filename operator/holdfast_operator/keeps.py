@@ -131,14 +131,16 @@ def decide(seen: Observed) -> Keep | None:
 
 
 def due(seen: Observed) -> datetime | None:
-    """When the next periodic one is; None: never, or not known yet."""
-    every = seen.session.keep_every
+    """When the next periodic one is; None: never, or not known yet. An incarnation that did not
+    move here began with nothing that is not stored."""
+    every, lease = seen.session.keep_every, seen.lease
     if every == 0:
         return None
     over = [order for order in keeps(seen.orders or ()) if order.over]
     done = [moment(order.completed) or moment(order.created) for order in over]
-    last = max((at for at in done if at is not None), default=None)
-    last = last or moment(seen.session.status.get("startedAt"))
+    moved = lease is not None and lease.moved and any(done)
+    times = [*done, None if moved else moment(seen.session.status.get("startedAt"))]
+    last = max((at for at in times if at is not None), default=None)
     return None if last is None else last + timedelta(seconds=every)
 
 

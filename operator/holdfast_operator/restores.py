@@ -99,8 +99,8 @@ def _told(order: CheckpointSeen, loss: Loss, epoch: int) -> str:
     gone = length((until - taken).total_seconds())
     return (
         f"{said} Incarnation {epoch} goes on from checkpoint {order.name}, taken"
-        f" {at_second(taken)}; what happened in the {gone} from then until {at_second(until)} is"
-        " gone."
+        f" {at_second(taken)}; what happened after that is gone. It was last heard of at"
+        f" {at_second(until)}, {gone} later."
     )
 
 

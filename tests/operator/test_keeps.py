@@ -77,6 +77,7 @@ def running(*orders: CheckpointSeen, started: float = 1000, **changes: Any) -> O
 
 
 SUSPENDED = {"suspended": True}
+MOVED = lease(started="1", moved="0")
 DRAINED = {"move": {"onDrain": "Hibernate"}}
 IDLE = {"idle": {"afterSeconds": 60, "then": "Hibernate"}, "checkpoints": {"everySeconds": 0}}
 ENDS = {"idle": {"afterSeconds": 60, "then": "End"}, "checkpoints": {"everySeconds": 0}}
@@ -92,6 +93,9 @@ ROWS: list[tuple[Observed, Step]] = [
     (running(order(4, age=590)), Wait(NOW + 10)),
     (running(order(4, age=600)), CreateKeep(5, Trigger.PERIODIC)),
     (running(order(4, "Failed", age=590)), Wait(NOW + 10)),
+    (running(order(4, age=900), started=500), Wait(NOW + 100)),
+    (running(order(4, age=900), started=5, lease=MOVED), CreateKeep(5, Trigger.PERIODIC)),
+    (running(started=500, lease=MOVED), Wait(NOW + 100)),
     (running(spec={"checkpoints": {"everySeconds": 0}}), Wait()),
     (running(node=NodeSeen("n", False, False)), Wait()),
     (running(node=None), Wait()),
@@ -318,8 +322,8 @@ def test_how_much_is_lost_is_said() -> None:
     assert told is not None
     assert told.message == (
         "Incarnation 1 of this session was lost: its host stopped renewing the Lease. Incarnation"
-        " 2 goes on from checkpoint build-1-k1, taken 2026-01-01 23:55:20 UTC; what happened in the"
-        " 4 min 10 s from then until 2026-01-01 23:59:30 UTC is gone."
+        " 2 goes on from checkpoint build-1-k1, taken 2026-01-01 23:55:20 UTC; what happened after"
+        " that is gone. It was last heard of at 2026-01-01 23:59:30 UTC, 4 min 10 s later."
     )
     assert (told.avoid, told.lost, told.until) == ("n", 1, ago(30))
     # Another try says the same loss, however long after.

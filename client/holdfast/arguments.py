@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
+from holdfast.values import count, key, seconds, size
 from holdfast_wire.errors import BadRequest
-from holdfast_wire.ids import terminal_size
 
 DETACH_KEYS: Final = "ctrl-\\,d"
 SCROLLBACK: Final = 10_000
@@ -88,37 +88,6 @@ class Given(NamedTuple):
     """What followed `--`; None if there was none."""
     target: Target | None = None
     """The cluster meant; None for sessions on this machine."""
-
-
-def size(text: str) -> tuple[int, int]:
-    columns, _, rows = text.lower().partition("x")
-    if not (columns.isascii() and columns.isdigit() and rows.isascii() and rows.isdigit()):
-        raise BadRequest(f"{text!r} is not a size", "give columns and rows, such as 120x40")
-    if len(columns) > 9 or len(rows) > 9:
-        raise BadRequest("a terminal cannot be that large", "give a size such as 120x40")
-    return terminal_size(int(columns), int(rows))
-
-
-def seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1e9:  # also refuses nan
-        raise BadRequest(f"{text!r} is not a number of seconds", "for example: 30, or 0.5")
-    return value
-
-
-def count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 15:
-        raise BadRequest(f"{text!r} is not a number", "give a whole number, 0 or more")
-    return int(text)
-
-
-def key(text: str) -> str:
-    if not text or len(text.encode(errors="replace")) > 255:
-        raise BadRequest("an idempotency key has 1 to 255 bytes", "for example: --key deploy-42")
-    return text
 
 
 def _none(parser: CommandParser) -> None:
@@ -234,7 +203,16 @@ def _end_in_cluster(parser: CommandParser) -> None:
 
 def _move(parser: CommandParser) -> None:
     parser.option("--to", metavar="NODE", help="the node to go to (default: any that can take it)")
+    _no_wait(parser)
+
+
+def _no_wait(parser: CommandParser) -> None:
     parser.option("--no-wait", action="store_true", help="ask for it and do not wait for it")
+
+
+def _fork(parser: CommandParser) -> None:
+    parser.option("--checkpoint", metavar="NAME", help="as it was then (default: as it is now)")
+    _no_wait(parser)
 
 
 def _cluster(parser: CommandParser, short: bool) -> None:
@@ -341,6 +319,22 @@ COMMANDS: Final[dict[str, Spec]] = {
         "Its processes, memory and terminal go on there as they were; connections to the outside\n"
         "are cut, and the programs that had them see an error. 'kubectl drain' does the same.\n\n"
         "examples:\n  {prog} move build\n  {prog} move build --to node-2",
+    ),
+    "suspend": Spec(
+        "control", "store a session of a cluster, and free its node", "[NAME]", _no_wait,
+        "It goes on where it was when it is woken or attached to; connections to the outside are\n"
+        "cut.\n\nexamples:\n  {prog} suspend build",
+    ),
+    "wake": Spec(
+        "control", "let a suspended session go on", "[NAME]", _no_wait,
+        "'attach' does the same.\n\nexamples:\n  {prog} wake build",
+    ),
+    "fork": Spec(
+        "control", "begin a session as a copy of another", "NAME NEW", _fork,
+        "The copy has the other's processes, terminal and files, and is a session of its own.\n"
+        "Both go on; connections to the outside are cut in the copy.\n\n"
+        "examples:\n  {prog} fork build build-2\n"
+        "  {prog} fork build build-2 --checkpoint build-1-k4",
     ),
     "end": Spec(
         "control", "end a session and everything in it", "[NAME]", _end,

@@ -61,7 +61,7 @@ def run(given: Given) -> int:
     keys = detach_keys(options.detach_keys)
     if not given.words:
         raise BadRequest("which name?", f"see: {cluster.target.prog} run --help")
-    name = _new_name(given.words[0])
+    name = new_name(given.words[0])
     if len(given.words) > 1:
         raise BadRequest(
             f"what is {plain(given.words[1])[:40]!r} for?", "the command goes after '--'"
@@ -84,7 +84,7 @@ def run(given: Given) -> int:
     return _attach(cluster, name, keys, view=False)
 
 
-def _new_name(text: str) -> str:
+def new_name(text: str) -> str:
     name = session_name(text)
     if len(name) > MAX_NAME:
         raise BadName(
@@ -105,6 +105,10 @@ def attach(given: Given) -> int:
     found = cluster.find(name)
     if found.over:
         raise ended_error(found, cluster)
+    if found.phase in (Phase.SUSPENDED, Phase.RESTORING):
+        from holdfast.stored_commands import woken
+
+        woken(cluster, found)
     return _attach(cluster, name, keys, view=given.options.view)
 
 
@@ -213,6 +217,7 @@ def _facts(found: Facts, now: float) -> dict[str, object]:
             ("Created", found.created),
             ("Started", found.started),
             ("Last active", found.active),
+            ("Last checkpoint", found.stored),
             ("Ended", found.ended),
         )
         if when is not None
@@ -226,6 +231,7 @@ def _facts(found: Facts, now: float) -> dict[str, object]:
         "Trouble": "" if found.over else found.trouble(),
         "Exit": (found.ending() + (f" ({cause})" if cause else "")) if found.over else "",
         "Command": command_line(found.command) if found.command else "",
+        "Stored in": found.suspended,
         "Node": found.node,
         "Pod": found.pod,
         "Epoch": found.epoch,

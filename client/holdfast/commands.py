@@ -320,6 +320,16 @@ def _lifecycle(name: str) -> Callable[[Given], int]:
     return handler
 
 
+def _stored(name: str) -> Callable[[Given], int]:
+    def handler(given: Given) -> int:
+        from holdfast import stored_commands
+
+        handle: Callable[[Given], int] = getattr(stored_commands, name)
+        return handle(given)
+
+    return handler
+
+
 HANDLERS: Final[dict[str, Callable[[Given], int]]] = {
     "run": _lifecycle("run"),
     "attach": _lifecycle("attach"),
@@ -327,6 +337,9 @@ HANDLERS: Final[dict[str, Callable[[Given], int]]] = {
     "url": _lifecycle("url"),
     "describe": _lifecycle("describe"),
     "move": _lifecycle("move"),
+    "suspend": _stored("suspend"),
+    "wake": _stored("wake"),
+    "fork": _stored("fork"),
     "end": _lifecycle("end"),
     "screen": screen,
     "send": send,

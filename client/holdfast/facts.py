@@ -20,6 +20,8 @@ class Phase(StrEnum):
     MOVING = "Moving"
     FROZEN = "Frozen"
     LOST = "Lost"
+    SUSPENDED = "Suspended"
+    RESTORING = "Restoring"
     ENDED = "Ended"
     FAILED = "Failed"
 
@@ -33,6 +35,8 @@ PHASE_COLOURS: Final[Mapping[str, str]] = {
     Phase.MOVING: "cyan",
     Phase.FROZEN: "cyan",
     Phase.LOST: "red",
+    Phase.SUSPENDED: "dim",
+    Phase.RESTORING: "yellow",
     Phase.FAILED: "red",
     Phase.ENDED: "dim",
 }
@@ -50,6 +54,8 @@ class Condition(NamedTuple):
 
     @property
     def bad(self) -> bool:
+        if self.type == "Restored":
+            return self.reason == "RestoreFailed"
         return self.status == ("True" if self.type in _BAD_IF_TRUE else "False")
 
 
@@ -72,6 +78,12 @@ class Facts(NamedTuple):
     started: float | None
     active: float | None
     ended: float | None
+    stored: float | None
+    """When it was last stored."""
+    suspended: str
+    """The checkpoint it is stored in, and not elsewhere; empty if it is not."""
+    suspends: bool
+    """Whether it is to be so."""
     conditions: list[Condition]
 
     @property
@@ -124,6 +136,9 @@ def facts(body: Mapping[str, Any]) -> Facts:
         started=moment(status.get("startedAt")),
         active=moment(status.get("lastActiveTime")),
         ended=moment(status.get("endedAt")),
+        stored=moment(_part(status, "lastCheckpoint").get("takenAt")),
+        suspended=_text(_part(status, "suspended").get("checkpoint")),
+        suspends=spec.get("suspended") is True,
         conditions=[
             Condition(*(_text(one.get(key)) for key in ("type", "status", "reason", "message")))
             for one in _items(status.get("conditions"))

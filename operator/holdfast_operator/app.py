@@ -45,7 +45,7 @@ class App:
         self._contact = Contact(clock())
         self._ready = False
         self.nodes = Nodes()
-        look = Look(self._kube, self._sightings, clock, _wall, self.nodes)
+        self.look = look = Look(self._kube, self._sightings, clock, _wall, self.nodes)
         perform = Perform(self._kube, settings, clock)
         self._leader = Leader(self._kube, settings.namespace, identity, clock, self._chosen)
         reconcile = Reconcile(

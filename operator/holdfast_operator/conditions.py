@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import Any
 
 from holdfast_operator import moves, names
-from holdfast_operator.decide import End, Step, Wait
 from holdfast_operator.model import TERMINAL, Observed, Phase
+from holdfast_operator.steps import End, Step, Wait
+from holdfast_operator.times import stamp
 
 
 class Type(StrEnum):
@@ -21,6 +22,8 @@ class Type(StrEnum):
     READY = "Ready"
     FENCED = "Fenced"
     FRESH = "Fresh"
+    RESTORED = "Restored"
+    CHECKPOINTED = "Checkpointed"
     MOVABLE = "Movable"
     QUARANTINED = "Quarantined"
 
@@ -28,7 +31,6 @@ class Type(StrEnum):
 class Reason(StrEnum):
     # Accepted
     VALID = "Valid"
-    NOT_SUPPORTED = "NotSupported"
     UNSAFE_LEASE = "UnsafeLease"
     NO_SESSION_CONTAINER = "NoSessionContainer"
     NO_COMMAND = "NoCommand"
@@ -39,6 +41,7 @@ class Reason(StrEnum):
     TOKEN_IN_SESSION = "TokenInSession"  # noqa: S105 - a reason
     RESERVED_PATH = "ReservedPath"
     NAME_TAKEN = "NameTaken"
+    NOT_FORKABLE = "NotForkable"
     # Ready
     NOT_ACCEPTED = "NotAccepted"
     STARTING = "Starting"
@@ -53,6 +56,11 @@ class Reason(StrEnum):
     BACKING_OFF = "BackingOff"
     ENDED = "Ended"
     START_ERROR = "StartError"
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"
+    CHECKPOINT_GONE = "CheckpointGone"
+    RESTORING = "Restoring"
+    FORKING = "Forking"
     # Fresh, and Ready of a Failed session
     FIRST_INCARNATION = "FirstIncarnation"
     HOST_LOST = "HostLost"
@@ -69,6 +77,17 @@ class Reason(StrEnum):
     EXPIRED = "Expired"
     SUPERSEDED = "Superseded"
     MOVED = "Moved"
+    # Restored, and Fresh
+    RESTORED = "Restored"
+    WOKEN = "Woken"
+    FORKED = "Forked"
+    NOT_RESTORED = "NotRestored"
+    RESTORE_FAILED = "RestoreFailed"
+    # Checkpointed
+    STORED = "Stored"
+    NOT_YET = "NotYet"
+    SWITCHED_OFF = "SwitchedOff"
+    CHECKPOINT_FAILED = "CheckpointFailed"
     # Movable, Quarantined
     MOVING = "Moving"
     NO_NODE_AGENT = "NoNodeAgent"
@@ -98,13 +117,15 @@ def accepted(seen: Observed, step: Step) -> Condition:
 
 
 def ready(seen: Observed, step: Step, phase: Phase) -> Condition:
+    """But for a session that is stored or comes from there: see `stored`."""
+
     def no(reason: Reason, message: str) -> Condition:
         return Condition(Type.READY, "False", reason, message)
 
     if isinstance(step, End):
         return no(Reason(step.reason), step.message)
     if phase in TERMINAL:
-        return _as_it_was(seen, Type.READY) or no(Reason.ENDED, "the session is over")
+        return as_it_was(seen, Type.READY) or no(Reason.ENDED, "the session is over")
     if phase is Phase.PENDING:
         return _pending(seen, step)
     if seen.rolled_back:
@@ -198,17 +219,21 @@ def fenced(seen: Observed, phase: Phase) -> Condition:
 def fresh(seen: Observed) -> Condition:
     """Whether the current incarnation lost what the one before it had in memory."""
     if seen.lease is None or seen.rolled_back:
-        before = _as_it_was(seen, Type.FRESH)
+        before = as_it_was(seen, Type.FRESH)
         if before:
             return before
-    if seen.epoch <= 1:
+    restored = seen.lease is not None and seen.lease.restore is not None
+    if seen.epoch <= 1 and not restored:
         return Condition(Type.FRESH, "False", Reason.FIRST_INCARNATION, "there was none before it")
     if seen.lease is not None and seen.lease.moved:
         message = f"incarnation {seen.epoch} goes on where {seen.epoch - 1} was"
         return Condition(Type.FRESH, "False", Reason.MOVED, message)
+    if restored:
+        message = f"incarnation {seen.epoch} goes on from a checkpoint: see the condition Restored"
+        return Condition(Type.FRESH, "False", Reason.RESTORED, message)
     told = seen.lease.fresh if seen.lease else None
     if told is None:
-        return _as_it_was(seen, Type.FRESH) or Condition(
+        return as_it_was(seen, Type.FRESH) or Condition(
             Type.FRESH, "True", Reason.BEGAN_ANEW, f"incarnation {seen.epoch} began anew"
         )
     known = told.reason in set(Reason)
@@ -234,7 +259,7 @@ def movable(seen: Observed) -> Condition:
             Reason.MOVE_FAILED,
             f"it runs on where it is, and the move is tried again: {seen.move_problem}",
         )
-    before = _as_it_was(seen, Type.MOVABLE)
+    before = as_it_was(seen, Type.MOVABLE)
     if before is not None and before.reason is Reason.MOVE_FAILED and moves.reason(seen):
         return before  # another operator's word for it
     if seen.lease is not None and seen.lease.started and seen.lease.blockers:
@@ -284,10 +309,6 @@ def merged(
     return made
 
 
-def stamp(wall: datetime) -> str:
-    return wall.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def _lacking(nodes: tuple[str, ...]) -> str:
     if not nodes:
         return ""
@@ -295,7 +316,7 @@ def _lacking(nodes: tuple[str, ...]) -> str:
     return f". The processors of {named} lack what it may be using"
 
 
-def _as_it_was(seen: Observed, kind: Type) -> Condition | None:
+def as_it_was(seen: Observed, kind: Type) -> Condition | None:
     for item in seen.session.status.get("conditions") or ():
         if item.get("type") == kind.value and item.get("reason") in set(Reason):
             return Condition(kind, item["status"], Reason(item["reason"]), item.get("message", ""))

@@ -21,12 +21,20 @@ First row that fits:
                      else                                     Wait
     not begun        to be ended                              End: Ended
                      spec refused, or names taken             Wait
+                     suspended                                Wait
+                     a fork                                   (forks.py), then Grant with a note
                      else                                     Grant epoch 1, and access with it
     no access        ServiceAccount, Role, RoleBinding        EnsureAccess
     no Lease                                                  Bar, for nobody, then wait as ever
     rolled back      a person accepted, may take              TakeOver above the accepted epoch
                      else                                     Wait
     older epochs     their pods not yet deleted               DeletePods
+    asleep           to be ended                              DeletePods, End: Ended
+                     not yet in the status                    RaiseEpoch
+                     its pod is done with                     DeletePods
+                     budget there                             DeleteBudget
+                     is to wake                               woken
+                     else                                     Wait
     released         command could not start                  End: Failed
                      command exited, or was to be ended       End: Ended
                      pod was terminated                       lost: PodDeleted
@@ -36,142 +44,69 @@ First row that fits:
                      else                                     Wait
     vacant           epoch not yet in the status              RaiseEpoch
                      pod waits for a move that came to nought DeletePods
+                     no pod, and its checkpoint is spent      lost
                      no pod                                   CreatePod, if not again and again
                      pod finished or going                    lost: PodFailed, PodDeleted
+                     pod waits for a checkpoint               (restores.py)
                      pod coming up                            (below)
     held             may take                                 lost: HostLost
                      no pod, or it finished                   Wait
     in order         budget is not for this epoch             SetBudget
+                     nobody there for long, idle.then: End    SetEnded
                      it runs, and is to be elsewhere          (moves.py)
+                     it runs, and is to be stored             (keeps.py)
                      else                                     Wait
 
     lost             may not yet take                         Wait
                      to be ended                              End: Ended
+                     status says asleep, and it has started   RaiseEpoch: it is not any more
+                     asleep until now                         woken
+                     a fork that never started                (forks.py), then TakeOver
                      onHostLoss: Fail                         End: Failed
                      failing again and again                  Wait
-                     else                                     TakeOver, epoch + 1
+                     RestoreLast, and there is a checkpoint   TakeOver, epoch + 1, to go on from it
+                     else                                     TakeOver, epoch + 1, to begin anew
+    woken            may not yet take, or no checkpoint       Wait: it never begins anew
+                     failing again and again                  Wait
+                     else                                     TakeOver, epoch + 1, to go on from it
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable
 from typing import Final
 
-from holdfast_operator import moves, names
-from holdfast_operator.model import TERMINAL, Cause, Exit, Observed, Phase, Recovery
+from holdfast_operator import forks, keeps, moves, names, restores, suspension
+from holdfast_operator.model import TERMINAL, Cause, LeaseSeen, Observed, Phase, Recovery
+from holdfast_operator.notes import Exit
+from holdfast_operator.orders import CheckpointSeen, Trigger, named
+from holdfast_operator.steps import (
+    AddFinalizer,
+    Bar,
+    CreatePod,
+    DeleteBudget,
+    DeleteLease,
+    DeletePods,
+    DeleteSession,
+    End,
+    EnsureAccess,
+    Fence,
+    Grant,
+    RaiseEpoch,
+    RemoveFinalizer,
+    SetBudget,
+    SetEnded,
+    Step,
+    TakeOver,
+    Wait,
+)
+from holdfast_operator.suspension import Sleep
+from holdfast_operator.times import moment
 
 # How long a step that waits for another's act (names taken) waits before it looks again.
 LOOK_AGAIN_SECONDS: Final = 10.0
 # A pod whose session ended stops by itself, unless another container of the template goes on.
 SETTLE_SECONDS: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing to do until something changes, or `until` (monotonic)."""
-
-    until: float | None = None
-    blocked: tuple[str, str] | None = None  # reason and message, if a person should know
-
-
-@dataclass(frozen=True, slots=True)
-class AddFinalizer:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class EnsureAccess:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Create the first Lease, vacant, for this epoch; and the access to it, if it is missing."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """Create a Lease that was deleted, held by nobody: what still runs is superseded by it, and
-    there is a version again to wait on and to swap."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class RaiseEpoch:
-    """Write the status, before the epoch's pod is made: the mark outlives the Lease."""
-
-
-@dataclass(frozen=True, slots=True)
-class TakeOver:
-    """Swap the Lease to this epoch, vacant."""
-
-    epoch: int
-    cause: Cause
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """Swap the Lease to an epoch that gets no pod: the session is over and stays so."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class CreatePod:
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class SetBudget:
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeletePods:
-    """By name and UID, with their grace period: never by force."""
-
-    pods: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteBudget:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteLease:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveFinalizer:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteSession:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Write the terminal phase. From then on there is no further incarnation."""
-
-    phase: Phase
-    reason: str
-    message: str
-    exit: Exit | None = None
-
-
-Step = (
-    Wait | AddFinalizer | EnsureAccess | Grant | Bar | TakeOver | Fence | RaiseEpoch | CreatePod
-    | SetBudget
-    | DeletePods | DeleteBudget | DeleteLease | RemoveFinalizer | DeleteSession | End | moves.Move
-)  # fmt: skip
 
 
 def decide(seen: Observed) -> Step:
@@ -190,7 +125,7 @@ def decide(seen: Observed) -> Step:
     if taken:
         return Wait(seen.now + LOOK_AGAIN_SECONDS, ("NameTaken", taken))
     if not seen.begun:
-        return Grant(1)
+        return _begin(seen)
     if not seen.access:
         return EnsureAccess()
     if seen.lease is None:
@@ -198,6 +133,26 @@ def decide(seen: Observed) -> Step:
     if seen.rolled_back:
         return _rolled_back(seen)
     return _current(seen)
+
+
+def _begin(seen: Observed) -> Step:
+    if seen.session.suspended:
+        return Wait()
+    if seen.session.fork_from is not None:
+        return _fork(seen, lambda order: Grant(1, restores.forked(1, order)))
+    return Grant(1)
+
+
+def _fork(seen: Observed, begin: Callable[[CheckpointSeen], Step]) -> Step:
+    match forks.decide(seen):
+        case CheckpointSeen() as order:
+            return begin(order)
+        case forks.Unable(message):
+            return Wait(seen.now + LOOK_AGAIN_SECONDS, ("NotForkable", message))
+        case forks.Awaiting(until):
+            return Wait(min(until or seen.now + LOOK_AGAIN_SECONDS, seen.now + LOOK_AGAIN_SECONDS))
+        case keeps.CreateKeep() as step:
+            return step
 
 
 def _deleting(seen: Observed) -> Step:
@@ -267,7 +222,14 @@ def _rolled_back(seen: Observed) -> Step:
         return Wait()
     if not seen.may_take:
         return Wait(seen.take_at)
-    return TakeOver(accepted + 1, Cause.ROLLED_BACK)
+    sleep = suspension.asleep(seen)
+    if sleep is None:
+        return TakeOver(accepted + 1, Cause.ROLLED_BACK)
+    order = named(seen.orders or (), sleep.checkpoint)
+    if order is None or not order.usable:
+        return Wait()
+    told = restores.woken(sleep, accepted + 1, order)
+    return TakeOver(accepted + 1, Cause.ROLLED_BACK, told)
 
 
 def _current(seen: Observed) -> Step:
@@ -277,34 +239,100 @@ def _current(seen: Observed) -> Step:
     old = _to_delete(seen, lease.epoch)
     if old:
         return old
+    sleep = suspension.asleep(seen)
+    if sleep is not None and (lease.record.released or seen.barred):
+        return _asleep(seen, sleep)
     if lease.record.released:
         return _released(seen)
     if seen.session.ended:
         return _to_be_ended(seen)
     pod = seen.pod
     if lease.record.holder == "":
-        if pod is not None and pod.restores:
-            return Wait() if pod.deleting else DeletePods(((pod.name, pod.uid),))
-        if pod is None:
-            if int(seen.session.status.get("epoch") or 0) < lease.epoch:
-                return RaiseEpoch()
-            again = seen.now < seen.retry_at
-            return Wait(seen.retry_at) if again else CreatePod(lease.epoch)
-        if pod.finished or pod.deleting:
-            return _lost(seen, Cause.POD_FAILED if pod.finished else Cause.POD_DELETED)
+        step = _vacant(seen, lease)
+        if step is not None:
+            return step
     elif seen.may_take:
         return _lost(seen, Cause.LEASE_MISSING if seen.barred else Cause.HOST_LOST)
     elif pod is None or pod.finished:
         return Wait(seen.take_at)
     if seen.budget != lease.epoch:
         return SetBudget(lease.epoch)
-    step = moves.decide(seen) if lease.record.holder != "" and lease.started else None
-    match step:
-        case None:
+    if lease.record.holder != "":
+        return _running(seen) if lease.started else Wait()
+    at = restores.gives_up_at(seen)
+    return Wait(None if at is None else seen.now + (at - seen.wall).total_seconds())
+
+
+def _vacant(seen: Observed, lease: LeaseSeen) -> Step | None:
+    """None: its pod is coming up."""
+    pod, told = seen.pod, lease.restore
+    if pod is not None and pod.restores:
+        return Wait() if pod.deleting else DeletePods(((pod.name, pod.uid),))
+    if pod is None:
+        if int(seen.session.status.get("epoch") or 0) < lease.epoch:
+            return RaiseEpoch()
+        if told is not None and told.why is Trigger.WAKE and seen.session.suspended:
             return Wait()
+        stored = None if told is None else restores.found(seen, told)
+        if stored is None and (told is not None or suspension.asleep(seen) is not None):
+            return _lost(seen, Cause.POD_FAILED)
+        again = seen.now < seen.retry_at
+        return Wait(seen.retry_at) if again else CreatePod(lease.epoch, stored)
+    if pod.finished or pod.deleting:
+        return _lost(seen, Cause.POD_FAILED if pod.finished else Cause.POD_DELETED)
+    step = restores.bring(seen, told, pod) if told is not None else None
+    if isinstance(step, restores.Abandon):
+        return DeletePods(((pod.name, pod.uid),))
+    return step
+
+
+def _running(seen: Observed) -> Step:
+    if seen.session.when_idle == "End" and suspension.is_idle(seen):
+        return SetEnded()
+    later: float | None = None
+    match moves.decide(seen):
+        case None:
+            pass
+        case moves.AwaitMove(until) if seen.target is None:
+            later = until  # a move that is to be tried again keeps nobody from storing it
         case moves.AwaitMove(until):
             return Wait(until)
-    return step
+        case step:
+            return step
+    match keeps.decide(seen):
+        case None:
+            return Wait(later)
+        case keeps.AwaitKeep(until):
+            times = [at for at in (later, until) if at is not None]
+            return Wait(min(times) if times else None)
+        case kept:
+            return kept
+
+
+def _asleep(seen: Observed, sleep: Sleep) -> Step:
+    pod, order = seen.pod, named(seen.orders or (), sleep.checkpoint)
+    if seen.session.ended:
+        return _to_be_ended(seen)
+    if (seen.session.status.get("suspended") or {}).get("checkpoint") != sleep.checkpoint:
+        return RaiseEpoch()
+    if pod is not None and not pod.deleting and (pod.finished or order is None or order.over):
+        # Not sooner: the agent is still at it.
+        return DeletePods(((pod.name, pod.uid),))
+    if seen.budget is not None:
+        return DeleteBudget()
+    return _woken(seen, sleep) if suspension.wakes(seen, sleep) else Wait()
+
+
+def _woken(seen: Observed, sleep: Sleep) -> Step:
+    if not seen.may_take:
+        return Wait(seen.take_at)
+    order = named(seen.orders or (), sleep.checkpoint)
+    if order is None or not order.usable:
+        return Wait()
+    if seen.now < seen.retry_at:
+        return Wait(seen.retry_at)
+    epoch = max(seen.epoch, seen.high_water) + 1
+    return TakeOver(epoch, Cause.SUSPENDED, restores.woken(sleep, epoch, order))
 
 
 def _released(seen: Observed) -> Step:
@@ -325,20 +353,48 @@ def _to_be_ended(seen: Observed) -> Step:
         return DeletePods(((pod.name, pod.uid),))
     if not seen.may_take:
         return Wait(seen.take_at)
+    return _ended(seen)
+
+
+def _ended(seen: Observed) -> End:
+    if suspension.asleep(seen) is not None:
+        return End(Phase.ENDED, "Ended", "it was ended while it was suspended")
     return End(Phase.ENDED, "Ended", "it was ended; its command's exit was not seen")
 
 
 def _lost(seen: Observed, cause: Cause) -> Step:
     if not seen.may_take:
         return Wait(seen.take_at)
-    if seen.session.ended:
-        return End(Phase.ENDED, "Ended", "it was ended; its command's exit was not seen")
-    if seen.session.recovery is Recovery.FAIL:
+    session, epoch = seen.session, max(seen.epoch, seen.high_water) + 1
+    if session.ended:
+        return _ended(seen)
+    if _behind(seen):
+        return RaiseEpoch()
+    sleep = suspension.asleep(seen)
+    if sleep is not None:
+        return _woken(seen, sleep) if suspension.wakes(seen, sleep) else Wait()
+    if session.fork_from is not None:
+        if seen.now < seen.retry_at:
+            return Wait(seen.retry_at)
+        return _fork(seen, lambda order: TakeOver(epoch, cause, restores.forked(epoch, order)))
+    if session.recovery is Recovery.FAIL:
         message = f"incarnation {seen.epoch} was lost: {cause.sentence}"
         return End(Phase.FAILED, cause.value, f"{message}; spec.recovery.onHostLoss is Fail")
     if seen.now < seen.retry_at:
         return Wait(seen.retry_at)
-    return TakeOver(max(seen.epoch, seen.high_water) + 1, cause)
+    goes_on = session.recovery is Recovery.RESTORE_LAST
+    return TakeOver(epoch, cause, restores.last(seen, epoch, cause) if goes_on else None)
+
+
+def _behind(seen: Observed) -> bool:
+    """The status still says that it is asleep, or a fork that has not begun, and one incarnation
+    has started since. Forgotten with its Lease, that would be taken for true."""
+    lease, session = seen.lease, seen.session
+    if lease is None or not lease.started:
+        return False
+    told = lease.restore
+    forked = told is not None and told.why is Trigger.FORK and session.fork_from is not None
+    return forked or (bool(session.status.get("suspended")) and not lease.suspended)
 
 
 def _to_delete(seen: Observed, below: int) -> DeletePods | None:
@@ -357,14 +413,3 @@ def _how(left: Exit) -> str:
     if left.code is not None:
         return f"the command exited with status {left.code}"
     return "the command is gone; how it ended is not known"
-
-
-def moment(text: object) -> datetime | None:
-    """An RFC 3339 time; None if it is not one."""
-    if not isinstance(text, str):
-        return None
-    try:
-        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return found if found.tzinfo else None

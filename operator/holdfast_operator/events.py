@@ -7,7 +7,7 @@ operator that was killed after it acted and before it spoke says it when it come
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -39,7 +39,15 @@ class Said(StrEnum):
     MOVABLE = "Movable"
     CONNECTIONS_CUT = "ConnectionsCut"
     LOST = "Lost"
+    SUSPENDED = "Suspended"
+    RESTORING = "Restoring"
+    RESTORED = "Restored"
+    WOKEN = "Woken"
+    FORKED = "Forked"
+    NOT_RESTORED = "NotRestored"
+    NOT_STORED = "NotStored"
     QUARANTINED = "Quarantined"
+    IDLE = "Idle"
     ENDED = "Ended"
     FAILED = "Failed"
     DELETED_AFTER_END = "DeletedAfterEnd"
@@ -53,7 +61,8 @@ class Saying:
     warning: bool = False
 
 
-_STUCK: Final = ("ImagePull", "ContainerStuck", "Unschedulable", "PodRefused", "BackingOff")
+_STUCK: Final = ("ImagePull", "ContainerStuck", "Unschedulable", "PodRefused", "BackingOff",
+                 "CheckpointGone")  # fmt: skip
 
 
 def between(
@@ -96,10 +105,27 @@ def between(
         said.append(Saying(Said.NOT_MOVABLE, movable["message"]))
     if turned("Movable", "True") and was.get("Movable", {}).get("reason") == "Blocked":
         said.append(Saying(Said.MOVABLE, movable["message"]))
+    said += _stored(now, turned)
     ready = now.get("Ready", {})
     if turned("Ready", "False") and ready.get("reason") in _STUCK and not refused:
         said.append(Saying(Said.NOT_STARTING, ready["message"], warning=True))
     return said + _phases(before, after, ready.get("message", ""))
+
+
+def _stored(
+    now: Mapping[str, Mapping[str, Any]], turned: Callable[[str, str], bool]
+) -> list[Saying]:
+    restored, kept = now.get("Restored", {}), now.get("Checkpointed", {})
+    if turned("Restored", "True"):
+        said = {"Woken": Said.WOKEN, "Forked": Said.FORKED}.get(restored["reason"], Said.RESTORED)
+        found = [Saying(said, restored["message"], warning=said is Said.RESTORED)]
+    elif turned("Restored", "False") and restored["reason"] == "RestoreFailed":
+        found = [Saying(Said.NOT_RESTORED, restored["message"], warning=True)]
+    else:
+        found = []
+    if turned("Checkpointed", "False") and kept["reason"] == "CheckpointFailed":
+        found.append(Saying(Said.NOT_STORED, kept["message"], warning=True))
+    return found
 
 
 def _phases(before: Mapping[str, Any], after: Mapping[str, Any], message: str) -> list[Saying]:
@@ -115,6 +141,12 @@ def _phases(before: Mapping[str, Any], after: Mapping[str, Any], message: str) -
         return [Saying(Said.MOVED, f"it goes on, alive, on node {place}")]
     if now == Phase.RUNNING and was == Phase.FROZEN:
         return [Saying(Said.THAWED, "the Lease is renewed again and the session goes on")]
+    if now == Phase.RUNNING and _conditions(after).get("Fresh", {}).get("reason") == "Restored":
+        return []  # the condition Restored says it
+    if now == Phase.SUSPENDED:
+        return [Saying(Said.SUSPENDED, message)]
+    if now == Phase.RESTORING:
+        return [Saying(Said.RESTORING, message)]
     if now == Phase.RUNNING:
         return [Saying(Said.STARTED, f"{message} on node {after.get('nodeName') or 'unknown'}")]
     if now == Phase.FROZEN:

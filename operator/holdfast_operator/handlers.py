@@ -80,9 +80,12 @@ def register(app: App) -> kopf.OperatorRegistry:
     @kopf.on.event(names.GROUP, names.VERSION, "checkpoints", registry=registry)
     async def checkpoint(event: Any, **_: Any) -> None:
         meta = event["object"]["metadata"]
-        session = (meta.get("labels") or {}).get(names.SESSION_LABEL)
-        if session:
-            app.queue.add(Key(meta["namespace"], session))
+        labels = meta.get("labels") or {}
+        # A fork waits for the order to store another session.
+        for name in filter(None, (labels.get(names.SESSION_LABEL), labels.get(names.FORK))):
+            key = Key(meta["namespace"], name)
+            app.look.stirred(key)
+            app.queue.add(key)
 
     @kopf.on.event("v1", "nodes", registry=registry)
     async def node(event: Any, **_: Any) -> None:

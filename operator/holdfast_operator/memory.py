@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast_operator.model import Problem
+from holdfast_operator.orders import CheckpointSeen
 
 # Waits before the 2nd, 3rd, … incarnation in a row that did not last.
 BACKOFF: Final = (0.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
@@ -31,6 +32,8 @@ class Memory:
     moves_epoch: int = 0
     move_retry_at: float = 0.0
     move_problem: str = ""
+    orders: tuple[CheckpointSeen, ...] = ()
+    orders_stale: bool = True  # the watch showed one of them since, or nobody has looked yet
 
     def move_failed(self, now: float, why: str, epoch: int) -> None:
         self.at_epoch(epoch)
@@ -54,9 +57,13 @@ class Memory:
             self.begun = 0
         self.begun, self.begun_at = self.begun + 1, now
 
+    def slept(self) -> None:
+        """It was suspended, which is no failure."""
+        self.begun = 0
+
     @property
     def retry_at(self) -> float:
-        if self.begun_at is None:
+        if self.begun_at is None or self.begun == 0:
             return 0.0
         return self.begun_at + BACKOFF[min(self.begun, len(BACKOFF)) - 1]
 

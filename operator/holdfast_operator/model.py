@@ -7,7 +7,7 @@ says what that means.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -15,14 +15,14 @@ from typing import Any, Final
 
 from holdfast_operator import names
 from holdfast_operator.names import Key
+from holdfast_operator.notes import Exit, Fresh, Restore
+from holdfast_operator.orders import CheckpointSeen
 from holdfast_operator.template import Refusal
-from holdfast_operator.text import plain, plain_row
+from holdfast_operator.text import plain
 from holdfast_wire.lease import NOBODY, Epoch, Record
 
 Object = Mapping[str, Any]
 
-LAST_LINES: Final = 20
-LAST_BYTES: Final = 4096
 MOST_CUT: Final = 16
 MOST_BLOCKERS: Final = 3
 
@@ -34,6 +34,8 @@ class Phase(StrEnum):
     MOVING = "Moving"
     FROZEN = "Frozen"
     LOST = "Lost"
+    SUSPENDED = "Suspended"
+    RESTORING = "Restoring"
     ENDED = "Ended"
     FAILED = "Failed"
 
@@ -56,6 +58,7 @@ class Cause(StrEnum):
     RELEASED = "Released"
     LEASE_MISSING = "LeaseMissing"
     ROLLED_BACK = "RolledBack"
+    SUSPENDED = "Suspended"
 
     @property
     def sentence(self) -> str:
@@ -66,6 +69,7 @@ class Cause(StrEnum):
             Cause.RELEASED: "it gave up its Lease",
             Cause.LEASE_MISSING: "its Lease was deleted",
             Cause.ROLLED_BACK: "the cluster's storage went back in time",
+            Cause.SUSPENDED: "it was suspended",
         }[self]
 
 
@@ -130,6 +134,38 @@ class Session:
         return number(self.annotations.get(names.EVICTED))
 
     @property
+    def suspended(self) -> bool:
+        return bool(self.spec.get("suspended"))
+
+    @property
+    def asked_to_wake(self) -> int:
+        """Which incarnation somebody wants to see again; 0: none."""
+        return number(self.annotations.get(names.WAKE)) or 0
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long nobody may be there before `when_idle` comes to pass."""
+        return float((self.spec.get("idle") or {}).get("afterSeconds", 86400))
+
+    @property
+    def when_idle(self) -> str:
+        return str((self.spec.get("idle") or {}).get("then", "Hibernate"))
+
+    @property
+    def keep_every(self) -> float:
+        """Seconds between two checkpoints; 0: none."""
+        return float((self.spec.get("checkpoints") or {}).get("everySeconds", 600))
+
+    @property
+    def keep_count(self) -> int:
+        return int((self.spec.get("checkpoints") or {}).get("keep", 3))
+
+    @property
+    def fork_from(self) -> Object | None:
+        """What it is to begin from; None once it has, or if it begins with its command."""
+        return None if self.status.get("forkedFrom") else self.spec.get("forkFrom")
+
+    @property
     def ttl(self) -> float:
         return float(self.spec.get("ttlSecondsAfterEnded", 86400))
 
@@ -153,68 +189,6 @@ class Session:
     def accepted_epoch(self) -> int | None:
         text = self.annotations.get(names.ACCEPT_EPOCH, "")
         return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    code: int | None
-    signal: int | None
-    cause: str  # exited | terminated | killed
-    at: str
-    lines: tuple[str, ...]
-
-    @classmethod
-    def of(cls, text: str) -> Exit:
-        """The sidecar's JSON; a broken one is still an exit, of which nothing else is known."""
-        try:
-            found = json.loads(text)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            found = {}
-        code, signal = found.get("code"), found.get("signal")
-        lines = found.get("lines")
-        return cls(
-            code if isinstance(code, int) else None,
-            signal if isinstance(signal, int) else None,
-            str(found.get("cause") or "exited"),
-            str(found.get("at") or ""),
-            _bounded(lines if isinstance(lines, list) else []),
-        )
-
-
-def _bounded(lines: Sequence[object]) -> tuple[str, ...]:
-    kept: list[str] = []
-    room = LAST_BYTES
-    for line in reversed(lines[-LAST_LINES:]):
-        row = plain_row(str(line))
-        room -= len(row.encode()) + 1
-        if room < 0:
-            break
-        kept.append(row)
-    return tuple(reversed(kept))
-
-
-@dataclass(frozen=True, slots=True)
-class Fresh:
-    """Written into the Lease with a take-over: why this incarnation began anew, and how it is
-    said to whoever comes back to the terminal."""
-
-    reason: str
-    message: str
-    avoid: str = ""  # the node that was lost: its death may not have been noticed yet
-
-    def encode(self) -> str:
-        return json.dumps({"reason": self.reason, "message": self.message, "avoid": self.avoid})
-
-    @classmethod
-    def of(cls, text: str) -> Fresh | None:
-        try:
-            found = json.loads(text)
-            avoid = plain(str(found.get("avoid", "")), 253)
-            return cls(str(found["reason"]), plain(str(found["message"])), avoid)
-        except (ValueError, KeyError, TypeError):
-            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +254,25 @@ class LeaseSeen:
         return self.annotations.get(names.MOVED) == str(self.epoch - 1)
 
     @property
+    def restore(self) -> Restore | None:
+        """What this incarnation goes on from."""
+        return Restore.of(self.annotations.get(names.RESTORE, ""))
+
+    @property
+    def suspended(self) -> str:
+        """The checkpoint it was stored in before it was given back; "": it was not."""
+        return plain(self.annotations.get(names.SUSPENDED, ""), 253) if self.record.released else ""
+
+    @property
+    def vacant(self) -> bool:
+        return self.record.holder == "" and not self.record.released
+
+    @property
+    def renewed(self) -> str:
+        """By its holder's clock, for people."""
+        return str((self.body.get("spec") or {}).get("renewTime") or "")
+
+    @property
     def cut(self) -> list[dict[str, str]]:
         """Connections to the outside that the move to this incarnation ended."""
         try:
@@ -314,12 +307,14 @@ class PodSeen:
     deleting: bool
     trouble: tuple[str, str] | None = None  # reason and message of what keeps it from running
     restores: bool = False  # made for a session that is to move into it
+    stored: str = ""  # made for what this checkpoint stored
     up: bool = False  # its containers run; what runs in them is another question
     image: str = ""  # what the session's container really runs, as the runtime names it
 
     @classmethod
     def of(cls, item: Object, owner: str) -> PodSeen:
         meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+        waits = (meta.get("annotations") or {}).get(names.RESTORE, "")
         return cls(
             name=meta["name"],
             uid=meta["uid"],
@@ -329,7 +324,8 @@ class PodSeen:
             finished=status.get("phase") in ("Succeeded", "Failed"),
             deleting=bool(meta.get("deletionTimestamp")),
             trouble=_trouble(status),
-            restores=names.RESTORE in (meta.get("annotations") or {}),
+            restores=waits != "" and not waits.startswith(names.STORED),
+            stored=waits.removeprefix(names.STORED) if waits.startswith(names.STORED) else "",
             up=_up(status),
             image=_image(status),
         )
@@ -404,26 +400,6 @@ class NodeSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSeen:
-    """Of a move under way."""
-
-    name: str
-    phase: str  # Pending | Dumping | Transferring | Complete | Failed
-    message: str
-
-    @classmethod
-    def of(cls, item: Object) -> CheckpointSeen:
-        status = item.get("status") or {}
-        said = [
-            str(condition.get("message") or "")
-            for condition in status.get("conditions") or ()
-            if condition.get("type") == "Complete"
-        ]
-        phase = str(status.get("phase") or "Pending")
-        return cls(item["metadata"]["name"], phase, plain(said[0] if said else ""))
-
-
-@dataclass(frozen=True, slots=True)
 class Observed:
     """Everything `decide` and `status_of` look at. Times are this process's monotonic seconds,
     but `wall`, which is only ever shown or compared with what was shown."""
@@ -447,6 +423,10 @@ class Observed:
     move_retry_at: float = 0.0  # no further move before this
     move_problem: str = ""  # why the last one failed
     unfit: tuple[str, ...] = ()  # nodes whose processor lacks what its own node's has
+    orders: tuple[CheckpointSeen, ...] | None = None  # all of this session; None: not looked at
+    keepers: tuple[str, ...] = ()  # nodes that can keep a checkpoint, first choice first
+    origin: Observed | None = None  # the session that this one is to be a fork of
+    origins: tuple[CheckpointSeen, ...] = ()  # checkpoints it can begin from
 
     @property
     def target(self) -> PodSeen | None:

@@ -12,6 +12,7 @@ Called for a session whose command runs and whose Lease is renewed. First row th
     target               finished, or its move failed     AbandonMove, and later again
                          of another image                 AbandonMove, likewise
                          being deleted, or coming up      Wait
+                         up, and it is just being stored  Wait: one order at a time
                          up, and nobody told the agent    CreateCheckpoint
                          up                               Wait: the agents are at it
     no target            failed just now                  Wait
@@ -21,19 +22,10 @@ Called for a session whose command runs and whose Lease is renewed. First row th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Final
 
+from holdfast_operator import keeps, suspension
 from holdfast_operator.model import Observed, PodSeen
-
-OVER: Final = ("Complete", "Failed")
-
-
-class Trigger(StrEnum):
-    """Why; as in a Checkpoint's spec."""
-
-    DRAIN = "Drain"
-    MANUAL = "Manual"
+from holdfast_operator.orders import Trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +83,8 @@ def reason(seen: Observed) -> Reason | None:
         return None
     if int(seen.session.status.get("epoch") or 0) < seen.epoch:
         return None  # the mark that outlives the Lease comes first: docs/lease.md, rule 15
+    if suspension.wanted(seen) is not None:
+        return None
     asked = seen.session.asked_to_move
     if asked is not None and asked[0] == seen.epoch and asked[1] != node.name:
         return Reason(Trigger.MANUAL, asked[1])
@@ -111,7 +105,7 @@ def decide(seen: Observed) -> Move | None:
     if wanted is None:
         if target is None or target.deleting:
             return None
-        under_way = seen.checkpoint is not None and seen.checkpoint.phase not in OVER
+        under_way = seen.checkpoint is not None and not seen.checkpoint.over
         return AwaitMove() if under_way else CancelMove(target)
     if target is None:
         if seen.now < seen.move_retry_at:
@@ -131,6 +125,6 @@ def decide(seen: Observed) -> Move | None:
             f"{target.node} has another image by that name: {target.image or 'unknown'} instead of"
             f" {source.image or 'unknown'}. Name the image by its digest",
         )
-    if target.up and found is None:
+    if target.up and found is None and keeps.under_way(seen) is None:
         return CreateCheckpoint(seen.epoch, target, wanted.trigger)
     return AwaitMove()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+from typing import Any, Final
 
 from holdfast_operator.model import NodeSeen, Object
+
+KEEPERS: Final = 8  # how many nodes an order names
 
 
 class Nodes:
@@ -24,6 +27,14 @@ class Nodes:
         others = (node for node in self._seen.values() if node.agent and node.cpu is not None)
         return tuple(sorted(node.name for node in others if not own.cpu <= (node.cpu or set())))
 
+    def keepers(self, uid: str, source: str) -> tuple[str, ...]:
+        """Who can keep a checkpoint of this session, first choice first: nodes whose agent is
+        ready, each session's in another order, those that are drained after the others; and its
+        own node last, for it is what may be lost."""
+        others = [node for node in self._seen.values() if node.agent and node.name != source]
+        others.sort(key=lambda node: (node.cordoned, _shuffled(uid, node.name)))
+        return (*(node.name for node in others[: KEEPERS - 1]), source)
+
     def watched(self, item: Object | dict[str, Any], gone: bool) -> bool:
         """True if something changed that a session on the node, or one that waits, may act on."""
         node = NodeSeen.of(item)
@@ -32,3 +43,7 @@ class Nodes:
             return self._seen.pop(node.name, None) is not None
         self._seen[node.name] = node
         return node != before
+
+
+def _shuffled(uid: str, node: str) -> bytes:
+    return hashlib.sha256(f"{uid}/{node}".encode()).digest()

@@ -6,9 +6,12 @@ import copy
 from typing import Any
 
 from holdfast_operator import names
-from holdfast_operator.model import Fresh, LeaseSeen, PodSeen, Session
+from holdfast_operator.keeps import CreateKeep
+from holdfast_operator.model import LeaseSeen, PodSeen, Session
 from holdfast_operator.moves import CreateCheckpoint
+from holdfast_operator.notes import Fresh, Restore
 from holdfast_operator.pods import metadata
+from holdfast_operator.restores import CreateBring
 
 Manifest = dict[str, Any]
 
@@ -56,9 +59,9 @@ def binding(session: Session) -> Manifest:
     }
 
 
-def lease(session: Session, epoch: int, holder: str = "") -> Manifest:
+def lease(session: Session, epoch: int, holder: str = "", told: Restore | None = None) -> Manifest:
     made = metadata(session, session.name)
-    made["annotations"] = _notes(epoch, None)
+    made["annotations"] = _notes(epoch, told)
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -67,22 +70,24 @@ def lease(session: Session, epoch: int, holder: str = "") -> Manifest:
     }
 
 
-def swapped(seen: LeaseSeen, session: Session, epoch: int, fresh: Fresh | None) -> Manifest:
+def swapped(
+    seen: LeaseSeen, session: Session, epoch: int, told: Fresh | Restore | None
+) -> Manifest:
     """The Lease for another epoch, made from the version that was decided on."""
     if epoch <= seen.epoch:
         raise AssertionError(f"an epoch only grows: {seen.epoch} to {epoch}")
     made = copy.deepcopy(dict(seen.body))
     kept = made["metadata"].get("annotations") or {}
     others = {key: value for key, value in kept.items() if not key.startswith(names.PREFIX)}
-    made["metadata"]["annotations"] = others | _notes(epoch, fresh)
+    made["metadata"]["annotations"] = others | _notes(epoch, told)
     made["spec"] = {"holderIdentity": "", "leaseDurationSeconds": int(session.lease_seconds)}
     return made
 
 
-def _notes(epoch: int, fresh: Fresh | None) -> dict[str, str]:
+def _notes(epoch: int, told: Fresh | Restore | None) -> dict[str, str]:
     notes = {names.EPOCH: str(epoch)}
-    if fresh is not None:
-        notes[names.FRESH] = fresh.encode()
+    if told is not None:
+        notes[names.FRESH if isinstance(told, Fresh) else names.RESTORE] = told.encode()
     return notes
 
 
@@ -91,8 +96,66 @@ def checkpoint(session: Session, step: CreateCheckpoint, source: PodSeen) -> Man
     an order given twice is one."""
     target = step.target
     name = names.checkpoint_name(session.name, step.epoch, target.uid)
+    more = {
+        **_of_source(source),
+        "targetNode": target.node,
+        "targetPodUID": target.uid,
+    }
+    return _order(session, name, source.node, step.epoch, step.trigger.value, more)
+
+
+def keep(
+    session: Session, step: CreateKeep, source: PodSeen, keepers: tuple[str, ...], fork: Session
+) -> Manifest:
+    """The order to store `session`. Its number is in its name, so that of two at once there is
+    one. `fork`: for whom, which is the session itself but for a fork."""
+    name = names.keep_name(session.name, source.epoch, step.number)
+    store = str((session.spec.get("checkpoints") or {}).get("store", "Peer"))
+    more = {
+        **_of_source(source),
+        "store": store,
+        "then": "Stop" if step.stops else "RunOn",
+    }
+    if store == "Peer":
+        more["keepers"] = list(keepers)
+    made = _order(session, name, source.node, source.epoch, step.trigger.value, more)
+    if fork.uid != session.uid:
+        made["metadata"]["labels"][names.FORK] = fork.name
+        made["metadata"]["annotations"] = {names.FORK: fork.uid}
+    return made
+
+
+def bring(session: Session, step: CreateBring) -> Manifest:
+    """The order to the agent of the pod's node. Its epoch is the one that was stored."""
+    stored, pod = step.checkpoint, step.pod
+    name = names.bring_name(session.name, pod.epoch, pod.uid)
+    origin = {
+        "checkpoint": stored.name,
+        "sessionName": stored.session[0],
+        "sessionUID": stored.session[1],
+        "digest": stored.digest,
+        "location": stored.location,
+    }
+    if stored.taken:
+        origin["takenAt"] = stored.taken
+    more = {
+        "image": stored.image,
+        "targetNode": pod.node,
+        "targetPodUID": pod.uid,
+        "from": origin,
+    }
+    return _order(session, name, pod.node, stored.epoch, step.trigger.value, more)
+
+
+def _of_source(source: PodSeen) -> Manifest:
+    return {"sourceNode": source.node, "sourcePodUID": source.uid, "image": source.image}
+
+
+def _order(
+    session: Session, name: str, node: str, epoch: int, trigger: str, more: Manifest
+) -> Manifest:
     made = metadata(session, name)
-    made["labels"][names.NODE] = source.node
+    made["labels"][names.NODE] = node
     return {
         "apiVersion": names.API_VERSION,
         "kind": "Checkpoint",
@@ -100,13 +163,9 @@ def checkpoint(session: Session, step: CreateCheckpoint, source: PodSeen) -> Man
         "spec": {
             "sessionName": session.name,
             "sessionUID": session.uid,
-            "epoch": step.epoch,
-            "trigger": step.trigger.value,
-            "sourceNode": source.node,
-            "sourcePodUID": source.uid,
-            "image": source.image,
-            "targetNode": target.node,
-            "targetPodUID": target.uid,
+            "epoch": epoch,
+            "trigger": trigger,
+            **more,
             "volumes": _carried(session),
             "deadlineSeconds": int((session.spec.get("move") or {}).get("deadlineSeconds", 60)),
         },

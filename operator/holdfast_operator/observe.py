@@ -1,5 +1,10 @@
 """Fresh reads of everything about one Session. Never from a cache: a decision on an old picture is
-how two of something come to be."""
+how two of something come to be.
+
+But for the orders of a session that is in order: they are listed when the watch has shown one of
+them since, and else believed to be as they were. What is ordered has a name that only one can have,
+and what a lost or woken session goes on from is always read anew.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from enum import Enum
 
 from holdfast_kube.client import (
     ACCOUNTS,
@@ -20,10 +26,10 @@ from holdfast_kube.client import (
     Api,
     Object,
 )
-from holdfast_operator import moves, template
+from holdfast_operator import moves, suspension, template
 from holdfast_operator.memory import Memory
 from holdfast_operator.model import (
-    CheckpointSeen,
+    TERMINAL,
     LeaseSeen,
     Observed,
     PodSeen,
@@ -33,6 +39,7 @@ from holdfast_operator.model import (
 )
 from holdfast_operator.names import EPOCH, SESSION_LABEL, Key, access_name, checkpoint_name
 from holdfast_operator.nodes import Nodes
+from holdfast_operator.orders import CheckpointSeen, named
 from holdfast_operator.sightings import Sightings
 from holdfast_wire.lease import SHORTEST
 
@@ -65,8 +72,18 @@ class Look:
         self._memories.pop(key, None)
         self._sightings.forget(key)
 
+    def stirred(self, key: Key) -> None:
+        """The watch showed one of its orders."""
+        found = self._memories.get(key)
+        if found is not None:
+            found.orders_stale = True
+
     async def __call__(self, key: Key) -> Observed | None:
         """None if the Session is gone."""
+        seen = await self._look(key)
+        return None if seen is None else await self._with_origin(seen)
+
+    async def _look(self, key: Key) -> Observed | None:
         item = await self._api.get(SESSIONS, key.namespace, key.name)
         if item is None:
             self.forget(key)
@@ -119,27 +136,64 @@ class Look:
             move_retry_at=memory.move_retry_at,
             move_problem=memory.move_problem,
         )
-        seen = await self._with_move(seen)
+        seen = await self._with_orders(seen, memory)
         if seen.move_problem and seen.node is not None and moves.reason(seen) is None:
             memory.stays()
             seen = replace(seen, move_problem="", move_retry_at=0.0)
         return seen
 
-    async def _with_move(self, seen: Observed) -> Observed:
-        """And what a move hangs on: the node, by what the watch showed last, for a move begun or
-        left for that is only late; and the order to the agent."""
-        pod, target = seen.pod, seen.target
+    async def _with_orders(self, seen: Observed, memory: Memory) -> Observed:
+        """And what a move or a checkpoint hangs on: the node, by what the watch showed last, for a
+        move begun or left for that is only late; and the orders to the agents."""
+        pod, session = seen.pod, seen.session
         if pod is not None:
             unfit = self._nodes.unfit(pod.node)
             seen = replace(seen, node=self._nodes.get(pod.node), unfit=unfit)
-        if target is None or seen.lease is None:
+        need = _need(seen)
+        if need is Need.NOTHING:
             return seen
-        session = seen.session
-        name = checkpoint_name(session.name, seen.epoch, target.uid)
-        found = await self._api.get(CHECKPOINTS, session.key.namespace, name)
-        if found is None or not owned_by(found, session.uid):
+        if need is Need.FRESH or memory.orders_stale or any(not o.over for o in memory.orders):
+            memory.orders = await self._listed(session, memory)
+        if seen.lease is not None and seen.lease.suspended:
+            memory.slept()
+            seen = replace(seen, retry_at=memory.retry_at)
+        target = seen.target
+        name = checkpoint_name(session.name, seen.epoch, target.uid) if target is not None else ""
+        return replace(
+            seen,
+            orders=memory.orders,
+            checkpoint=named(memory.orders, name),
+            keepers=self._nodes.keepers(session.uid, pod.node) if pod is not None else (),
+        )
+
+    async def _listed(self, session: Session, memory: Memory) -> tuple[CheckpointSeen, ...]:
+        memory.orders_stale = False  # before it is asked for: what is shown meanwhile counts
+        try:
+            labels = f"{SESSION_LABEL}={session.name}"
+            items, _ = await self._api.list_all(CHECKPOINTS, session.key.namespace, labels=labels)
+        except BaseException:
+            memory.orders_stale = True
+            raise
+        return tuple(CheckpointSeen.of(item) for item in items if owned_by(item, session.uid))
+
+    async def _with_origin(self, seen: Observed) -> Observed:
+        """And what a fork is to begin from, until it has."""
+        session, asked = seen.session, seen.session.fork_from
+        begun = seen.lease is not None and seen.lease.started
+        if asked is None or begun or session.deleting or session.phase in TERMINAL:
             return seen
-        return replace(seen, checkpoint=CheckpointSeen.of(found))
+        namespace = session.key.namespace
+        if asked.get("checkpoint"):
+            item = await self._api.get(CHECKPOINTS, namespace, str(asked["checkpoint"]))
+            return replace(seen, origins=() if item is None else (CheckpointSeen.of(item),))
+        name = str(asked.get("session") or "")
+        labels = f"{SESSION_LABEL}={name}"
+        origin = await self._look(Key(namespace, name)) if name != session.name else None
+        items, _ = await self._api.list_all(CHECKPOINTS, namespace, labels=labels)
+        orders = tuple(CheckpointSeen.of(item) for item in items)
+        if origin is not None:
+            origin = replace(origin, orders=orders)
+        return replace(seen, origin=origin, origins=orders)
 
     def conflicted(self, key: Key, session: Session) -> None:
         """A compare-and-swap lost: somebody wrote, and the wait begins anew."""
@@ -170,6 +224,30 @@ class Look:
 def _waits(pod: PodSeen, lease: LeaseSeen | None) -> bool:
     """It was made for a move and has not been granted its epoch."""
     return pod.restores and lease is not None and lease.owned and lease.epoch == pod.epoch - 1
+
+
+class Need(Enum):
+    NOTHING = "nothing"
+    KNOWN = "known"  # as they were, unless the watch has shown one since
+    FRESH = "fresh"
+
+
+def _need(seen: Observed) -> Need:
+    """Whether the orders of this session matter now."""
+    lease, pod = seen.lease, seen.pod
+    if seen.session.deleting or seen.session.phase in TERMINAL or lease is None:
+        return Need.NOTHING
+    sleep = suspension.asleep(seen)
+    if seen.rolled_back or (sleep is not None and lease.vacant):
+        return Need.FRESH if sleep is not None else Need.NOTHING
+    if lease.record.released:
+        return Need.FRESH if sleep is None or suspension.wakes(seen, sleep) else Need.KNOWN
+    if lease.record.holder == "":
+        gone = pod is not None and (pod.finished or pod.deleting)
+        return Need.FRESH if gone or lease.restore is not None else Need.NOTHING
+    if seen.may_take or seen.barred or seen.target is not None or pod is None or pod.finished:
+        return Need.FRESH
+    return Need.KNOWN if lease.started else Need.NOTHING
 
 
 async def _unread() -> None:

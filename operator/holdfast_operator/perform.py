@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, Final
 
 from holdfast_kube.client import (
@@ -29,8 +28,23 @@ from holdfast_kube.client import (
     Object,
     Resource,
 )
-from holdfast_operator import names, objects, pods
-from holdfast_operator.decide import (
+from holdfast_operator import names, objects, pods, restores
+from holdfast_operator.keeps import CreateKeep, DeleteCheckpoints
+from holdfast_operator.memory import Memory
+from holdfast_operator.model import (
+    Cause,
+    LeaseSeen,
+    Observed,
+    Recovery,
+    Session,
+    owned_by,
+)
+from holdfast_operator.moves import AbandonMove, CancelMove, CreateCheckpoint, CreateTarget
+from holdfast_operator.names import access_name
+from holdfast_operator.notes import Fresh, Restore
+from holdfast_operator.restores import CreateBring
+from holdfast_operator.settings import Settings
+from holdfast_operator.steps import (
     AddFinalizer,
     Bar,
     CreatePod,
@@ -43,22 +57,11 @@ from holdfast_operator.decide import (
     Grant,
     RemoveFinalizer,
     SetBudget,
+    SetEnded,
     Step,
     TakeOver,
 )
-from holdfast_operator.memory import Memory
-from holdfast_operator.model import (
-    Cause,
-    Fresh,
-    LeaseSeen,
-    Observed,
-    Recovery,
-    Session,
-    owned_by,
-)
-from holdfast_operator.moves import AbandonMove, CancelMove, CreateCheckpoint, CreateTarget
-from holdfast_operator.names import access_name
-from holdfast_operator.settings import Settings
+from holdfast_operator.times import at_minute
 from holdfast_wire.errors import AlreadyExists, Internal, NotFound
 from holdfast_wire.lease import NOBODY
 
@@ -85,10 +88,12 @@ class Perform:
             case EnsureAccess():
                 await self._access(session)
                 memory.access_seen_at = None
-            case Grant(epoch):
-                return await self._grant(seen, epoch, memory)
+            case Grant(epoch, restore):
+                made = objects.lease(session, epoch, told=restore)
+                return await self._grant(seen, epoch, made, memory)
             case Bar(epoch):
-                await self._lease(session, epoch, NOBODY, memory)
+                made = objects.lease(session, epoch, NOBODY)
+                await self._lease(session, epoch, made, memory)
             case _:
                 await self._later(seen, step, memory)
         return None
@@ -97,16 +102,15 @@ class Perform:
         """The steps of a session that has its Lease."""
         session = seen.session
         match step:
-            case TakeOver(epoch, cause):
-                await self._swap(seen, epoch, freshness(seen, epoch, cause), memory)
+            case TakeOver(epoch, cause, restore):
+                await self._swap(seen, epoch, restore or freshness(seen, epoch, cause), memory)
             case Fence(epoch):
                 await self._swap(seen, epoch, None, memory)
-            case CreatePod(epoch):
+            case CreatePod():
                 memory.began(self._clock())
-                told = seen.lease.fresh if seen.lease else None
-                made = pods.build(session, epoch, told, self._settings)
                 # The binding is for the sidecar, which starts in a moment. Killed before it is
                 # made, the next look finds it missing.
+                made = self._pod(seen, step)
                 await _all(self._own(PODS, session, made, strict=True), self._binding(session))
             case SetBudget(epoch):
                 await self._budget(session, epoch)
@@ -119,13 +123,44 @@ class Perform:
                 memory.budget = None
             case DeleteLease():
                 await self._remove(LEASES, session, session.name)
+            case SetEnded():
+                body = {"metadata": {"resourceVersion": session.version}, "spec": {"ended": True}}
+                await self._api.patch(SESSIONS, session.key.namespace, session.name, body)
             case DeleteSession():
                 key = session.key
                 await self._api.delete(
                     SESSIONS, key.namespace, key.name, session.uid, session.version
                 )
+            case CreateKeep() | CreateBring() | DeleteCheckpoints():
+                memory.orders_stale = True
+                await self._order(seen, step)
             case _:
                 await self._move(seen, step)
+
+    def _pod(self, seen: Observed, step: CreatePod) -> Object:
+        session, lease = seen.session, seen.lease
+        if step.restore is not None:
+            told = lease.restore if lease else None
+            return pods.restoring(session, step.epoch, step.restore, told, self._settings)
+        return pods.build(session, step.epoch, lease.fresh if lease else None, self._settings)
+
+    async def _order(
+        self, seen: Observed, step: CreateKeep | CreateBring | DeleteCheckpoints
+    ) -> None:
+        session = seen.session
+        match step:
+            case CreateKeep():
+                stored = step.origin or seen
+                if stored.pod is None:
+                    raise Internal("a session without a pod was about to be stored")
+                order = objects.keep(stored.session, step, stored.pod, stored.keepers, session)
+                await self._own(CHECKPOINTS, stored.session, order, strict=True)
+            case CreateBring():
+                order = objects.bring(session, step)
+                await self._own(CHECKPOINTS, session, order, strict=True)
+            case DeleteCheckpoints(found):
+                for name, uid in found:
+                    await self._api.delete(CHECKPOINTS, session.key.namespace, name, uid)
 
     async def _move(self, seen: Observed, step: Step) -> None:
         session, source = seen.session, seen.pod
@@ -146,12 +181,14 @@ class Perform:
         body = {"metadata": {"resourceVersion": session.version, "finalizers": list(wanted)}}
         return await self._api.patch(SESSIONS, session.key.namespace, session.name, body)
 
-    async def _grant(self, seen: Observed, epoch: int, memory: Memory) -> Observed | None:
+    async def _grant(
+        self, seen: Observed, epoch: int, lease: Object, memory: Memory
+    ) -> Observed | None:
         """The Lease and the access to it at once: neither is of use before its pod, which waits
         for both."""
         session = seen.session
         made, _ = await _all(
-            self._lease(session, epoch, "", memory),
+            self._lease(session, epoch, lease, memory),
             _nothing() if seen.access else self._account_and_role(session),
         )
         if not isinstance(made, LeaseSeen):
@@ -162,10 +199,10 @@ class Perform:
         )
 
     async def _lease(
-        self, session: Session, epoch: int, holder: str, memory: Memory
+        self, session: Session, epoch: int, wanted: Object, memory: Memory
     ) -> LeaseSeen | None:
         """None if there was one already: what its epoch is, the next look shows."""
-        item = await self._own(LEASES, session, objects.lease(session, epoch, holder))
+        item = await self._own(LEASES, session, wanted)
         if item is None:
             return None
         memory.high_water = max(memory.high_water, epoch)
@@ -220,11 +257,13 @@ class Perform:
             "delete it, or give the session another name",
         )
 
-    async def _swap(self, seen: Observed, epoch: int, fresh: Fresh | None, memory: Memory) -> None:
+    async def _swap(
+        self, seen: Observed, epoch: int, told: Fresh | Restore | None, memory: Memory
+    ) -> None:
         lease, session = seen.lease, seen.session
         if lease is None or not seen.may_take:
             raise Internal("a Lease that may not be taken was about to be")
-        body = objects.swapped(lease, session, epoch, fresh)
+        body = objects.swapped(lease, session, epoch, told)
         await self._api.replace(LEASES, session.key.namespace, session.name, body)
         memory.high_water = max(memory.high_water, epoch)
 
@@ -262,17 +301,24 @@ async def _nothing() -> None:
 
 
 def freshness(seen: Observed, epoch: int, cause: Cause) -> Fresh:
-    lost = at_minute(seen.wall)
-    restore = seen.session.recovery is Recovery.RESTORE_LAST
-    missing = " There was no checkpoint to restore." if restore else ""
-    pod = seen.pod
-    node = pod.node if pod is not None and pod.node else seen.session.status.get("nodeName")
+    loss = restores.Loss.of(seen, cause)
     return Fresh(
-        cause.value,
-        f"Incarnation {epoch - 1} of this session was lost ({lost}): {cause.sentence}."
-        f"{missing} Incarnation {epoch} began anew; what the former had in memory is gone.",
-        str(node or "") if cause is Cause.HOST_LOST else "",
+        loss.cause.value,
+        f"Incarnation {loss.epoch} of this session was lost ({at_minute(seen.wall)}):"
+        f" {loss.cause.sentence}.{_missing(seen)} Incarnation {epoch} began anew; what the former"
+        " had in memory is gone.",
+        loss.node,
     )
+
+
+def _missing(seen: Observed) -> str:
+    """Why it does not go on from a checkpoint, if it should."""
+    if seen.session.recovery is not Recovery.RESTORE_LAST:
+        return ""
+    why = restores.problem(seen)
+    if why:
+        return f" None of its checkpoints could be restored, the last one because: {why}."
+    return " There was no checkpoint to restore."
 
 
 def left_by_former(item: Object, session: Session) -> bool:
@@ -285,7 +331,3 @@ def left_by_former(item: Object, session: Session) -> bool:
         and owner.get("uid") != session.uid
         for owner in owners
     )
-
-
-def at_minute(wall: datetime) -> str:
-    return wall.strftime("%Y-%m-%d %H:%M UTC")

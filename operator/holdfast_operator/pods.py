@@ -17,7 +17,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast_operator import names, template
-from holdfast_operator.model import Fresh, PodSeen, Session
+from holdfast_operator.model import PodSeen, Session
+from holdfast_operator.notes import Fresh, Restore
+from holdfast_operator.orders import CheckpointSeen
 from holdfast_operator.settings import Settings
 
 Manifest = dict[str, Any]
@@ -102,20 +104,45 @@ def target(
     made = build(session, epoch, None, settings)
     made["metadata"].setdefault("annotations", {})[names.RESTORE] = str(epoch - 1)
     spec = made["spec"]
-    _require_node(spec, source.node, to, unfit)
-    for container in spec["containers"]:
-        if container["name"] == names.SESSION_CONTAINER and "@sha256:" in source.image:
-            container["image"] = source.image
-    sidecar = spec["initContainers"][-1]
-    sidecar["env"] += _env({"HOLDFAST_RESTORE": str(epoch - 1)})
+    allowed, listed = ("In", (to,)) if to else ("NotIn", (source.node, *unfit[:MOST_UNFIT]))
+    _require_node(
+        spec,
+        # The API server takes one name in a field.
+        [{"key": "metadata.name", "operator": allowed, "values": [name]} for name in listed],
+    )
+    _arrives(spec, source.image, str(epoch - 1))
     return made
 
 
-def _require_node(spec: Manifest, source: str, to: str, unfit: tuple[str, ...]) -> None:
-    """Beside what the template asks for: terms are alternatives, so each gets these. The API server
-    takes one name in a field."""
-    allowed, listed = ("In", (to,)) if to else ("NotIn", (source, *unfit[:MOST_UNFIT]))
-    fields = [{"key": "metadata.name", "operator": allowed, "values": [name]} for name in listed]
+def restoring(
+    session: Session, epoch: int, stored: CheckpointSeen, told: Restore | None, settings: Settings
+) -> Manifest:
+    """A pod that what was stored can be brought into: of the very image, on a node whose agent can
+    restore it; on the one that keeps it, if possible."""
+    made = build(session, epoch, None, settings)
+    made["metadata"].setdefault("annotations", {})[names.RESTORE] = names.STORED + stored.name
+    spec = made["spec"]
+    _require_node(spec, [])
+    near = stored.location.removeprefix("peer://") if stored.location.startswith("peer://") else ""
+    avoid = told.avoid if told is not None else ""
+    if near and near != avoid:
+        _prefer(spec, near, "In", 50)
+    if avoid:
+        _prefer_away_from(avoid, spec)
+    _arrives(spec, stored.image, "stored")
+    return made
+
+
+def _arrives(spec: Manifest, image: str, what: str) -> None:
+    """The same image by its digest, and a sidecar that waits for it."""
+    for container in spec["containers"]:
+        if container["name"] == names.SESSION_CONTAINER and "@sha256:" in image:
+            container["image"] = image
+    spec["initContainers"][-1]["env"] += _env({"HOLDFAST_RESTORE": what})
+
+
+def _require_node(spec: Manifest, fields: list[Manifest]) -> None:
+    """Beside what the template asks for: terms are alternatives, so each gets these."""
     able = {"key": names.AGENT, "operator": "In", "values": ["ready"]}
     affinity = spec["affinity"] = copy.deepcopy(dict(spec.get("affinity") or {}))
     nodes = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
@@ -126,7 +153,7 @@ def _require_node(spec: Manifest, source: str, to: str, unfit: tuple[str, ...]) 
             {
                 **term,
                 "matchExpressions": [*(term.get("matchExpressions") or ()), able],
-                "matchFields": [*(term.get("matchFields") or ()), *fields],
+                **_fields([*(term.get("matchFields") or ()), *fields]),
             }
             for term in terms
         ]
@@ -136,8 +163,16 @@ def _require_node(spec: Manifest, source: str, to: str, unfit: tuple[str, ...]) 
 def _prefer_away_from(node: str, spec: Manifest) -> None:
     """A dead node looks alive to the scheduler for a minute. Only preferred: it may be the only
     one, and back already."""
-    elsewhere = {"key": "metadata.name", "operator": "NotIn", "values": [node]}
-    rule = {"weight": 100, "preference": {"matchFields": [elsewhere]}}
+    _prefer(spec, node, "NotIn", 100)
+
+
+def _fields(found: list[Manifest]) -> Manifest:
+    return {"matchFields": found} if found else {}
+
+
+def _prefer(spec: Manifest, node: str, operator: str, weight: int) -> None:
+    which = {"key": "metadata.name", "operator": operator, "values": [node]}
+    rule = {"weight": weight, "preference": {"matchFields": [which]}}
     affinity = spec["affinity"] = dict(spec.get("affinity") or {})
     nodes = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
     field = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -199,7 +234,11 @@ def _session(container: Manifest, session: Session, command: list[str]) -> Manif
         {"name": "holdfast-hold", "mountPath": HOLD},
         {"name": "holdfast-run", "mountPath": RUN, "readOnly": True},
     ]
-    ours = {"HOLDFAST_EPOCH_FILE": f"{RUN}/epoch", "HOLDFAST_SESSION": session.name}
+    ours = {
+        "HOLDFAST_EPOCH_FILE": f"{RUN}/epoch",
+        "HOLDFAST_FORK_FILE": f"{RUN}/fork",
+        "HOLDFAST_SESSION": session.name,
+    }
     given = [entry for entry in made.get("env") or () if entry.get("name") not in ours]
     if not any(entry.get("name") == "TERM" for entry in given):
         ours["TERM"] = "xterm-256color"

@@ -12,7 +12,14 @@ from typing import Final
 
 from holdfast_kube.client import EVENTS, SESSIONS, Api, Conflict, Invalid
 from holdfast_operator import events, log, metrics, status, template
-from holdfast_operator.decide import (
+from holdfast_operator.decide import decide
+from holdfast_operator.events import Said, Saying
+from holdfast_operator.model import Observed, Problem, Session
+from holdfast_operator.moves import AbandonMove
+from holdfast_operator.names import Key
+from holdfast_operator.observe import Look
+from holdfast_operator.perform import Perform
+from holdfast_operator.steps import (
     Bar,
     CreatePod,
     DeleteLease,
@@ -21,18 +28,13 @@ from holdfast_operator.decide import (
     Fence,
     Grant,
     RaiseEpoch,
+    SetEnded,
     Step,
     TakeOver,
     Wait,
-    decide,
 )
-from holdfast_operator.events import Said, Saying
-from holdfast_operator.model import Observed, Problem, Session
-from holdfast_operator.moves import AbandonMove
-from holdfast_operator.names import Key
-from holdfast_operator.observe import Look
-from holdfast_operator.perform import Perform
 from holdfast_operator.text import plain
+from holdfast_operator.times import length
 from holdfast_wire.errors import AlreadyExists, Forbidden, HoldfastError, Retry
 
 _ON_LEASE: Final = (Grant, Bar, TakeOver, Fence)
@@ -133,6 +135,9 @@ class Reconcile:
         if isinstance(step, DeleteSession):
             message = f"deleted {seen.session.ttl:g} s after its end, as ttlSecondsAfterEnded says"
             await self._say(seen, Saying(Said.DELETED_AFTER_END, message))
+        if isinstance(step, SetEnded):
+            message = f"nobody was there for {length(seen.session.idle_seconds)}: it is ended, as"
+            await self._say(seen, Saying(Said.IDLE, f"{message} spec.idle.then says"))
         if isinstance(step, DeleteLease) and any(pod.owned for pod in seen.pods):
             message = (
                 "its pod is not gone in time; its Lease is deleted, so that whatever still runs"

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from holdfast_operator import conditions, names
-from holdfast_operator.decide import End, Step, moment
+from holdfast_operator import conditions, keeps, names, stored, suspension
 from holdfast_operator.model import TERMINAL, LeaseSeen, Observed, Phase
+from holdfast_operator.orders import Trigger, last_complete
+from holdfast_operator.steps import End, Step
 from holdfast_operator.text import plain
+from holdfast_operator.times import moment, stamp
 
 PASTIME: Final = frozenset({"activity", "turn", "clients", "lastActiveTime"})
 PASTIME_SECONDS: Final = 30.0
@@ -28,6 +30,9 @@ def phase_of(seen: Observed, step: Step) -> Phase:
     if seen.session.phase in TERMINAL:
         return seen.session.phase
     lease, pod = seen.lease, seen.pod
+    found = stored.phase_of(seen)
+    if found is not None:
+        return found
     if lease is None:
         return Phase.LOST if seen.high_water else Phase.PENDING
     if not lease.owned:
@@ -41,7 +46,8 @@ def phase_of(seen: Observed, step: Step) -> Phase:
         return Phase.STARTING
     if seen.checkpoint is not None and seen.checkpoint.phase != "Failed":
         return Phase.MOVING
-    return Phase.FROZEN if lease.annotations.get(names.ACTIVITY) == "frozen" else Phase.RUNNING
+    frozen = lease.annotations.get(names.ACTIVITY) == "frozen" and keeps.under_way(seen) is None
+    return Phase.FROZEN if frozen else Phase.RUNNING
 
 
 def status_of(seen: Observed, step: Step) -> Status:
@@ -55,9 +61,11 @@ def status_of(seen: Observed, step: Step) -> Status:
         "conditions": conditions.merged(
             [
                 conditions.accepted(seen, step),
-                conditions.ready(seen, step, phase),
+                _ready(seen, step, phase),
                 conditions.fenced(seen, phase),
                 conditions.fresh(seen),
+                stored.restored(seen),
+                stored.checkpointed(seen),
                 conditions.movable(seen),
                 conditions.quarantined(seen),
             ],
@@ -76,23 +84,68 @@ def status_of(seen: Observed, step: Step) -> Status:
         made |= {key: before[key] for key in ("podName", "nodeName") if key in before}
     if seen.lease is not None and seen.lease.owned:
         made |= _from_lease(seen, seen.lease)
+    made |= _checkpoints(seen)
+    if phase is Phase.SUSPENDED:
+        for key in ("activity", "turn", "clients", "nodeName", "podName"):
+            made.pop(key, None)
     if phase in TERMINAL:
         made |= _ending(seen, step)
+    return made
+
+
+def _ready(seen: Observed, step: Step, phase: Phase) -> conditions.Condition:
+    lease = seen.lease
+    if phase is Phase.SUSPENDED:
+        return stored.sleeping(seen)
+    if phase is Phase.RESTORING and lease is not None and not seen.session.ended:
+        return stored.coming_back(seen, lease)
+    forks = phase is Phase.PENDING and seen.session.fork_from is not None
+    if forks and conditions.accepted(seen, step).status == "True" and not seen.problem:
+        return stored.forking(seen)
+    stops = stored.suspending(seen) if phase is Phase.RUNNING else None
+    return stops or conditions.ready(seen, step, phase)
+
+
+def _checkpoints(seen: Observed) -> Status:
+    """What is stored of it, and where it comes from."""
+    before = seen.session.status
+    made: Status = {key: before[key] for key in ("lastCheckpoint", "forkedFrom") if key in before}
+    last = last_complete(seen.orders or ())
+    if seen.orders is not None:
+        made.pop("lastCheckpoint", None)
+    if last is not None:
+        facts = {"name": last.name, "takenAt": last.taken or None, "sizeBytes": last.size}
+        made["lastCheckpoint"] = {k: v for k, v in facts.items() if v is not None}
+    sleep = suspension.asleep(seen)
+    if sleep is not None and seen.session.phase not in TERMINAL:
+        was = before.get("suspended") or {}
+        since = was.get("at") if was.get("checkpoint") == sleep.checkpoint else None
+        made["suspended"] = {
+            "checkpoint": sleep.checkpoint, "at": since or stamp(seen.wall), "why": sleep.why,
+        }  # fmt: skip
+    lease = seen.lease
+    told = lease.restore if lease is not None and lease.started else None
+    if told is not None and told.why is Trigger.FORK and "forkedFrom" not in made:
+        facts = {"session": told.session, "checkpoint": told.checkpoint, "takenAt": told.taken}
+        made["forkedFrom"] = {key: value for key, value in facts.items() if value}
     return made
 
 
 def _from_lease(seen: Observed, lease: LeaseSeen) -> Status:
     before = seen.session.status
     made: Status = {}
+    told = lease.restore
     if lease.fresh is not None:
         made["notice"] = lease.fresh.message
+    elif told is not None and told.why is Trigger.RECOVER:
+        made["notice"] = told.message
     elif "notice" in before and before.get("epoch") == lease.epoch:
         made["notice"] = before["notice"]
     if not lease.started:
         kept = seen.session.phase in TERMINAL and "startedAt" in before
         return made | ({"startedAt": before["startedAt"]} if kept else {})
     same = before.get("epoch") == lease.epoch and before.get("startedAt")
-    made["startedAt"] = before["startedAt"] if same else conditions.stamp(seen.wall)
+    made["startedAt"] = before["startedAt"] if same else stamp(seen.wall)
     if lease.moved and lease.cut:
         made["cutConnections"] = lease.cut
     notes = lease.annotations
@@ -115,15 +168,15 @@ def _ending(seen: Observed, step: Step) -> Status:
     kept = ("endedAt", "exit", "lastLines")
     if not isinstance(step, End):
         made = {key: before[key] for key in kept if key in before}
-        return made | {"endedAt": before.get("endedAt") or conditions.stamp(seen.wall)}
+        return made | {"endedAt": before.get("endedAt") or stamp(seen.wall)}
     left = step.exit
     if left is None:
-        return {"endedAt": conditions.stamp(seen.wall)}
+        return {"endedAt": stamp(seen.wall)}
     facts = {"code": left.code, "signal": left.signal, "cause": plain(left.cause, 32)}
     return {
         # Not the sidecar's word for it: the time to live counts from here, and its clock may be
         # an hour off.
-        "endedAt": conditions.stamp(seen.wall),
+        "endedAt": stamp(seen.wall),
         "exit": {key: value for key, value in facts.items() if value is not None},
         "lastLines": list(left.lines),
     }

@@ -65,11 +65,6 @@ def _pod(spec: Object) -> Object:
 
 
 def _refusals(spec: Object) -> Iterator[Refusal]:
-    if spec.get("suspended"):
-        yield Refusal(
-            "NotSupported",
-            "this version cannot suspend a session yet: set spec.suspended to false",
-        )
     seconds = (spec.get("lease") or {}).get("durationSeconds", 20)
     if not SHORTEST <= seconds <= LONGEST:
         yield Refusal(

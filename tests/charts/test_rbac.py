@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from holdfast_kube.client import ACCOUNTS, BINDINGS, BUDGETS, PODS, ROLES, SESSIONS, Resource
+from holdfast_kube.client import (
+    ACCOUNTS,
+    BINDINGS,
+    BUDGETS,
+    CHECKPOINTS,
+    PODS,
+    ROLES,
+    SESSIONS,
+    Resource,
+)
 from holdfast_operator import objects
 from holdfast_operator.leader import NAME
 from holdfast_operator.model import Session
@@ -24,7 +33,7 @@ RULES: dict[str, list[Rule]] = {
     "holdfast": [
         (("holdfast.dev",), ("sessions",), (*READ, "patch", "delete"), ()),
         (("holdfast.dev",), ("sessions/status",), ("patch",), ()),
-        (("holdfast.dev",), ("checkpoints",), (*READ, "create"), ()),
+        (("holdfast.dev",), ("checkpoints",), (*READ, "create", "delete"), ()),
         (("",), ("pods",), (*READ, "create", "delete"), ()),
         (("coordination.k8s.io",), ("leases",), (*READ, "create", "update", "delete"), ()),
         (("",), ("serviceaccounts",), ("get", "create", "delete"), ()),
@@ -127,13 +136,14 @@ async def a_whole_life(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     create = world.api.create
 
     async def outrun(kind: Resource, *args: Any) -> Any:
-        if kind is PODS:  # another operator is faster
+        if kind in (PODS, CHECKPOINTS):  # another operator is faster
             await create(kind, *args)
         return await create(kind, *args)
 
     monkeypatch.setattr(world.api, "create", outrun)
     trips = Trips(world.api)
-    world.api.put(session_object(ttlSecondsAfterEnded=60))
+    often = {"everySeconds": 20, "keep": 1}
+    world.api.put(session_object(ttlSecondsAfterEnded=60, checkpoints=often))
     await trips.during(world.run(60))
     world.cordon(True)
     await trips.during(world.run(10))

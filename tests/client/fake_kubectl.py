@@ -76,12 +76,32 @@ def missing(what: str) -> int:
 def patch(cluster: dict[str, Any], namespace: str, words: list[str]) -> int:
     for one in cluster["sessions"]:
         if (one["metadata"]["name"], one["metadata"]["namespace"]) == (words[2], namespace):
-            one["spec"] |= json.loads(words[words.index("--patch") + 1])["spec"]
-            if cluster["ends"]:
+            wanted = json.loads(words[words.index("--patch") + 1])
+            one["spec"] |= wanted.get("spec", {})
+            if "ended" not in wanted.get("spec", {}):
+                store(one, wanted, cluster["ends"])
+            elif cluster["ends"]:
                 one["status"] |= {"phase": "Ended", "exit": {"code": None, "signal": 15}}
             save(cluster)
             return 0
     return missing(words[2])
+
+
+def store(one: dict[str, Any], wanted: dict[str, Any], done: bool) -> None:
+    """A session that is to be suspended is, one that is to wake does; or it says why not."""
+    wakes = "holdfast.dev/wake" in wanted.get("metadata", {}).get("annotations", {})
+    sleeps = wanted.get("spec", {}).get("suspended", False)
+    if not done:
+        failed = ("Checkpointed", "CheckpointFailed")
+        kind, reason = ("Ready", "CheckpointGone") if wakes else failed
+        said = {"type": kind, "status": "False", "reason": reason, "message": "a device is open"}
+        one["status"] |= {"conditions": [said]}
+    elif sleeps:
+        one["status"] |= {"phase": "Suspended", "suspended": {"checkpoint": "a-3-k1"}}
+    elif wakes:
+        epoch = one["status"]["epoch"] + 1
+        pod = f"{one['metadata']['name']}-{epoch}"
+        one["status"] |= {"phase": "Running", "epoch": epoch, "nodeName": "n2", "podName": pod}
 
 
 def annotate(cluster: dict[str, Any], namespace: str, words: list[str]) -> int:
@@ -109,7 +129,7 @@ def create(cluster: dict[str, Any], namespace: str, words: list[str]) -> int:
         return 1
     made["metadata"]["namespace"] = namespace
     pod = f"{name}-1"
-    if pod in cluster["pods"]:
+    if pod in cluster["pods"] or ("forkFrom" in made["spec"] and cluster["ends"]):
         made["status"] = {"phase": "Running", "podName": pod, "epoch": 1}
     cluster["sessions"].append(made)
     save(cluster)

@@ -14,11 +14,11 @@ from holdfast.arguments import (
     overview,
     parse,
     parser_for,
-    size,
     split,
 )
 from holdfast.cli import main, program_name
 from holdfast.commands import HANDLERS
+from holdfast.values import size
 from holdfast_wire.errors import BadRequest
 
 

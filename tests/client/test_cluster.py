@@ -170,6 +170,55 @@ def test_a_move_that_fails_is_said_and_not_asked_for_any_more(cluster: FakeClust
     assert cluster.calls("annotate")[-1]["words"][-1] == "holdfast.dev/move-"
 
 
+def test_suspend_and_wake(cluster: FakeCluster) -> None:
+    cluster.session("a", phase="Running", epoch=3, nodeName="n1", podName="a-3")
+    assert cluster.ok("wake", "a") == "a is not suspended: it is Running\n"
+    told = cluster.ok("suspend", "a")
+    assert told == "a is suspended; go on with: holdfast --cluster wake a\n"
+    assert cluster.body["sessions"][0]["spec"]["suspended"] is True
+    assert "Suspended" in cluster.ok("ls")
+    assert "a-3-k1" in cluster.ok("describe", "a")
+    done = cluster.run("wake", "a")
+    assert (done.returncode, done.stdout) == (0, "a goes on, on n2\n")
+    assert "waking a …" in done.stderr
+    assert json.loads(cluster.calls("patch")[-1]["words"][-1]) == {
+        "metadata": {"annotations": {"holdfast.dev/wake": "3"}},
+        "spec": {"suspended": False},
+    }
+    assert cluster.ok("suspend", "a", "--no-wait") == "a is to be suspended\n"
+    assert cluster.ok("wake", "a", "--no-wait") == "a is to wake\n"
+
+
+def test_what_cannot_be_suspended_is_said_and_not_asked_for_any_more(cluster: FakeCluster) -> None:
+    cluster.session("a", phase="Running", epoch=3, nodeName="n1", podName="a-3")
+    cluster.set(ends=False)
+    done = cluster.run("suspend", "a")
+    assert done.returncode == 75
+    assert "session a is not suspended: a device is open" in done.stderr
+    assert cluster.body["sessions"][0]["spec"]["suspended"] is False
+
+
+def test_what_cannot_wake_is_said(cluster: FakeCluster) -> None:
+    cluster.session("a", phase="Suspended", epoch=3, suspended={"checkpoint": "a-3-k1"})
+    cluster.set(ends=False)
+    done = cluster.run("wake", "a")
+    assert done.returncode == 75
+    assert "session a is not woken: a device is open" in done.stderr
+
+
+def test_fork(cluster: FakeCluster) -> None:
+    cluster.session("a", phase="Running", epoch=3, nodeName="n1", podName="a-3")
+    done = cluster.ok("fork", "a", "b")
+    assert done == "b is a fork of a; attach with: holdfast --cluster attach b\n"
+    made = cluster.body["sessions"][-1]
+    assert made["spec"] == {"command": ["bash"], "forkFrom": {"session": "a"}}
+    done = cluster.ok("fork", "a", "c", "--checkpoint", "a-3-k1", "--no-wait")
+    assert done == "c is to be a fork of a\n"
+    assert cluster.body["sessions"][-1]["spec"]["forkFrom"] == {"checkpoint": "a-3-k1"}
+    assert cluster.run("fork", "a").returncode == 64
+    assert cluster.run("fork", "a", "b").returncode == 73
+
+
 def test_run(cluster: FakeCluster) -> None:
     assert cluster.ok("run", "web", "--image", "debian", "-d", "--size", "90x20") == "web\n"
     made = cluster.body["sessions"][0]
@@ -382,6 +431,16 @@ def test_attach_survives_a_move(cluster: FakeCluster, build: str, screen: Open) 
     opened.type(DETACH)
     assert opened.wait() == 0
     assert cluster.calls("exec")[-1]["words"][2] == "build-2"
+
+
+def test_attach_wakes(cluster: FakeCluster, build: str, screen: Open) -> None:
+    cluster.session(build, phase="Suspended", epoch=1, suspended={"checkpoint": "build-1-k1"})
+    cluster.pod("build-2", "work")
+    opened = screen("attach", "--cluster", build, **cluster.env)
+    opened.expect(rb"waking build")
+    opened.expect(rb"ready> ")
+    opened.type(DETACH)
+    assert opened.wait() == 0
 
 
 def test_attached_to_a_session_that_ends(cluster: FakeCluster, build: str, screen: Open) -> None:

@@ -48,6 +48,7 @@ def test_columns_of_sessions() -> None:
         ("Age", ".metadata.creationTimestamp", 0),
         ("Pod", ".status.podName", 1),
         ("Activity", ".status.activity", 1),
+        ("Stored", ".status.lastCheckpoint.takenAt", 1),
     ]
 
 

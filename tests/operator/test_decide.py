@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from holdfast_operator import names
-from holdfast_operator.decide import (
+from holdfast_operator.decide import decide
+from holdfast_operator.model import Cause, LeaseSeen, Observed, Phase, PodSeen, Session
+from holdfast_operator.steps import (
     AddFinalizer,
     Bar,
     CreatePod,
@@ -27,9 +29,7 @@ from holdfast_operator.decide import (
     SetBudget,
     TakeOver,
     Wait,
-    decide,
 )
-from holdfast_operator.model import Cause, LeaseSeen, Observed, Phase, PodSeen, Session
 from holdfast_operator.template import Refusal
 from holdfast_wire.lease import NOBODY, Epoch, Record
 from operator_kit import session_object

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from holdfast_operator import decide, metrics
+from holdfast_operator import metrics, steps
 from holdfast_operator.conditions import Reason, Type
 from holdfast_operator.events import Said
 from holdfast_operator.model import Cause
@@ -26,7 +26,7 @@ def named(title: str) -> set[str]:
 
 
 def test_steps() -> None:
-    assert named("Steps") == {step.__name__ for step in get_args(decide.Step)}
+    assert named("Steps") == {step.__name__ for step in get_args(steps.Step)}
 
 
 def test_conditions_and_reasons() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from holdfast_operator import names
-from holdfast_operator.decide import Step, Wait, decide
+from holdfast_operator.decide import decide
 from holdfast_operator.evictions import YES, Verdict, judge
 from holdfast_operator.model import LeaseSeen, NodeSeen, Phase, PodSeen, Session
-from holdfast_operator.moves import CancelMove, CreateTarget, Reason, Trigger
+from holdfast_operator.moves import CancelMove, CreateTarget, Reason
+from holdfast_operator.orders import Trigger
+from holdfast_operator.steps import Step, Wait
 
 from .test_decide import lease, pod, session
 from .test_moves import CORDONED, OPEN, RUNS, TARGET, moving

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 
 from holdfast_operator import events, names, objects, pods, status
-from holdfast_operator.decide import DeletePods, Step, TakeOver, Wait, decide
+from holdfast_operator.decide import decide
 from holdfast_operator.events import Said
-from holdfast_operator.model import Cause, CheckpointSeen, NodeSeen, Observed, Phase, PodSeen
+from holdfast_operator.model import Cause, NodeSeen, Observed, Phase, PodSeen
 from holdfast_operator.moves import (
     AbandonMove,
     CancelMove,
     CreateCheckpoint,
     CreateTarget,
     Reason,
-    Trigger,
 )
 from holdfast_operator.nodes import Nodes
+from holdfast_operator.orders import CheckpointSeen, Trigger
+from holdfast_operator.steps import DeletePods, Step, TakeOver, Wait
 from operator_kit import SETTINGS
 
 from .test_decide import NOW, lease, pod, seen, session

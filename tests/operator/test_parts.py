@@ -257,9 +257,10 @@ def test_kopf_writes_nothing_and_its_watches_end() -> None:
         assert (len(pauses), pauses[0], max(pauses)) == (1000, 0.5, 5.0)
 
 
-PURE = ("conditions", "contact", "decide", "events", "evictions", "memory", "model",
-        "moves", "names", "objects", "pods", "settings", "sightings", "status", "template",
-        "text")  # fmt: skip
+PURE = ("conditions", "contact", "decide", "events", "evictions", "forks", "keeps", "memory",
+        "model", "moves", "names", "notes", "objects", "orders", "pods", "restores", "settings",
+        "sightings",
+        "status", "steps", "stored", "suspension", "template", "text", "times")  # fmt: skip
 
 
 @pytest.mark.parametrize("module", PURE)

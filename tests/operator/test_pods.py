@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast_operator import objects, pods
-from holdfast_operator.model import Fresh, Session
+from holdfast_operator.model import Session
+from holdfast_operator.notes import Fresh
 from operator_kit import SETTINGS, session_object
 
 OWNER = {
@@ -100,6 +101,7 @@ SESSION = {
     "volumeMounts": MOUNTS,
     "env": [
         {"name": "HOLDFAST_EPOCH_FILE", "value": "/run/holdfast/epoch"},
+        {"name": "HOLDFAST_FORK_FILE", "value": "/run/holdfast/fork"},
         {"name": "HOLDFAST_SESSION", "value": "build"},
         {"name": "TERM", "value": "xterm-256color"},
     ],
@@ -225,6 +227,7 @@ def test_a_rich_template() -> None:
                 "env": [
                     {"name": "TERM", "value": "vt100"},
                     {"name": "HOLDFAST_EPOCH_FILE", "value": "/run/holdfast/epoch"},
+                    {"name": "HOLDFAST_FORK_FILE", "value": "/run/holdfast/fork"},
                     {"name": "HOLDFAST_SESSION", "value": "build"},
                 ],
                 "volumeMounts": [{"name": "work", "mountPath": "/data"}, *MOUNTS],

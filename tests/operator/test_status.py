@@ -13,7 +13,8 @@ from holdfast_operator import events, names, objects
 from holdfast_operator.conditions import Condition, Reason, Type, merged
 from holdfast_operator.events import Recent, Said, Saying
 from holdfast_operator.memory import Memory
-from holdfast_operator.model import Exit, LeaseSeen, PodSeen, Session
+from holdfast_operator.model import LeaseSeen, PodSeen, Session
+from holdfast_operator.notes import Exit
 from holdfast_operator.status import difference, due
 from holdfast_operator.text import plain
 from holdfast_wire.errors import Forbidden
@@ -267,9 +268,9 @@ async def test_a_rollback_is_quarantined_until_somebody_accepts() -> None:
 
 async def test_a_deleted_session_that_was_never_accepted_goes() -> None:
     world = World()
-    world.api.put(session_object(suspended=True))
+    world.api.put(session_object(command=[]))
     await world.run(5)
-    assert world.condition("Accepted")["reason"] == "NotSupported"
+    assert world.condition("Accepted")["reason"] == "NoCommand"
     assert world.api.said() == ["Refused"]
     assert world.api.pods() == []
     world.api.remove(("sessions", KEY.namespace, KEY.name))

@@ -46,7 +46,6 @@ def mounted(path: str, kind: str = "", volume: str = "w") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "reason", "says"),
     [
-        ({**spec(), "suspended": True}, "NotSupported", "spec.suspended"),
         ({**spec(), "lease": {"durationSeconds": 12}}, "UnsafeLease", "13"),
         ({"command": ["sh"], "template": {}}, "NoSessionContainer", '"session"'),
         ({**spec(), "command": None}, "NoCommand", "spec.command"),

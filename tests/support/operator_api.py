@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
@@ -32,10 +33,12 @@ class FakeApi:
     def __init__(self) -> None:
         self.items: dict[tuple[str, str, str], Json] = {}
         self.writes: list[str] = []
+        self.listed: list[str] = []  # of orders, which are not to be read for nothing
         self.mishap: tuple[int, Mishap] | None = None  # after so many writes
         self.refuse: dict[str, HoldfastError] = {}  # plural: why creating it is
         self.strict: set[str] = set()  # what was created so that unknown fields are refused
         self.down = False
+        self.wall: Callable[[], datetime] = lambda: datetime(2026, 1, 1, tzinfo=UTC)
         self._numbers = itertools.count(1)
 
     # -- what the operator calls ----------------------------------------------------------------
@@ -48,6 +51,8 @@ class FakeApi:
     async def list_all(
         self, kind: Resource, namespace: str | None, labels: str = "", metadata_only: bool = False
     ) -> tuple[list[Json], str]:
+        if kind.plural == "checkpoints":
+            self.listed.append(labels)
         label, _, value = labels.partition("=")
         found = [
             copy.deepcopy(item)
@@ -142,9 +147,12 @@ class FakeApi:
         """Gone without further ado, as after a forced delete."""
         self.items.pop((kind.plural, KEY.namespace, name), None)
 
+    def vanish_pod(self, pod: Json) -> None:
+        self.vanish(PODS, pod["metadata"]["name"])
+
     def put(self, body: Mapping[str, Any]) -> Json:
         """By somebody else than the operator."""
-        plural = {"Session": "sessions", "Pod": "pods", "Lease": "leases"}[body["kind"]]
+        plural = f"{body['kind'].lower()}s"
         stored = self._stored(body, KEY.namespace)
         self.items[(plural, KEY.namespace, body["metadata"]["name"])] = stored
         return stored
@@ -189,6 +197,7 @@ class FakeApi:
             "uid": f"uid-{self._next()}",
             "resourceVersion": self._next(),
             "generation": 1,
+            "creationTimestamp": self.wall().strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
         return made
 

@@ -14,10 +14,12 @@ from holdfast_kube.client import CHECKPOINTS, LEASES, PODS, SESSIONS, Resource
 from holdfast_operator import names
 from holdfast_operator.nodes import Nodes
 from holdfast_operator.observe import Look
+from holdfast_operator.orders import CheckpointSeen, Kind
 from holdfast_operator.perform import Perform
 from holdfast_operator.reconcile import Reconcile
 from holdfast_operator.settings import Settings
 from holdfast_operator.sightings import Sightings, Urgency
+from holdfast_operator.times import stamp
 from holdfast_operator.watch import LATER_SECONDS
 from holdfast_wire.errors import HoldfastError
 from holdfast_wire.lease import Epoch, Holder, Record, Standing, Timing
@@ -36,6 +38,7 @@ def session_object(**spec: Any) -> Json:
         "terminal": {"columns": 120, "rows": 40, "scrollbackLines": 10000},
         "lease": {"durationSeconds": 20},
         "recovery": {"onHostLoss": "RestoreLast"},
+        "checkpoints": {"everySeconds": 0, "keep": 3, "store": "Peer"},
         "ended": False,
         "suspended": False,
         "ttlSecondsAfterEnded": 86400,
@@ -96,11 +99,11 @@ class Incarnation:
         else:  # missing or rolled back: frozen
             self.holder.deadline = None
 
-    def offer(self) -> None:
+    def offer(self, order: Json | None = None) -> None:
         """What the agents do, up to the point where the target has all of it: it stands still, and
         says to whom it may go."""
         if not self.offered and not self.over:
-            order = self.world.api.all(CHECKPOINTS)[-1]
+            order = order or self.world.api.all(CHECKPOINTS)[-1]
             self.write({names.OFFER: order["spec"]["targetPodUID"]}, self.holder.identity)
             self.offered = True
 
@@ -114,6 +117,22 @@ class Incarnation:
             told = {names.EPOCH: epoch, names.STARTED: epoch, names.MOVED: str(int(epoch) - 1)}
             self.write(told, holder=self.holder.identity)
             self.waits, self.acquired = False, True
+
+    def suspend(self, checkpoint: str) -> None:
+        """Everything of it is stored."""
+        epoch = str(self.holder.epoch)
+        self.write({names.SUSPENDED: checkpoint, names.RELEASED: epoch}, holder="")
+        self.over = True
+        self.pod["status"]["phase"] = "Succeeded"
+
+    def arrive(self) -> bool:
+        """What was stored is all there: it takes the Lease, if that is vacant and its own."""
+        standing = self.holder.standing(record_of(self.world.api.one(LEASES)))
+        if standing is not Standing.VACANT or self.over or self.dead or self.cut_off:
+            return False
+        self.write({names.STARTED: str(self.holder.epoch)}, holder=self.holder.identity)
+        self.waits, self.acquired = False, True
+        return True
 
     def end(self, cause: str, **facts: Any) -> None:
         lease = self.world.api.one(LEASES)
@@ -163,8 +182,14 @@ class World:
     due: float = 0.0  # when the operator looks next
     cordoned: bool = False  # node-1
     shown: str = ""
+    shown_orders: str = ""
+    agents: bool = True  # they do what they are ordered to
+    spoiled: set[str] = field(default_factory=set)  # checkpoints that cannot be brought back
+    unable: str = ""  # why nothing can be stored
+    renewed: list[Json] = field(default_factory=list)  # Leases of sessions that simply run
 
     def __post_init__(self) -> None:
+        self.api.wall = self.wall
         self.restart()
 
     def restart(self) -> None:
@@ -246,7 +271,11 @@ class World:
         urgency = (
             self.sightings.saw(lease, self.now)[1] if lease else self.sightings.gone(KEY, self.now)
         )
-        shown = repr([session, self.api.pods(), self.api.all(CHECKPOINTS), self.cordoned])
+        orders = repr(self.api.all(CHECKPOINTS))
+        shown = repr([session, self.api.pods(), orders, self.cordoned])
+        if orders != self.shown_orders:
+            self.look.stirred(KEY)
+        self.shown_orders = orders
         if urgency is Urgency.NOW or shown != self.shown or self.sightings.ended(self.now):
             self.due = self.now
         elif urgency is Urgency.LATER:
@@ -256,6 +285,10 @@ class World:
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         self._hosts()
+        for lease in self.renewed:
+            self.api.touch(lease)
+        if self.agents:
+            self._agents()
         self.api.collect_garbage()
         running = [str(one.holder.epoch) for one in self.incarnations.values() if one.runs]
         if len(running) > 1:
@@ -281,6 +314,38 @@ class World:
             gone = one.pod["metadata"].get("deletionTimestamp") and one.over and not one.dead
             if gone and self.api.one(PODS, one.pod["metadata"]["name"]) is one.pod:
                 self.api.vanish(PODS, one.pod["metadata"]["name"])
+
+    def _agents(self) -> None:
+        """Each order is done a second after it was given."""
+        for order in self.api.all(CHECKPOINTS):
+            if "status" in order:
+                continue
+            seen = CheckpointSeen.of(order)
+            one = self.incarnations.get(seen.pod)
+            young = order["metadata"]["creationTimestamp"] == stamp(self.wall())
+            if young or seen.kind is Kind.MOVE or one is None or one.dead:
+                continue
+            if seen.kind is Kind.KEEP:
+                problem = self.unable or ("" if one.runs else "it does not run")
+            else:
+                spoiled = seen.origin in self.spoiled
+                problem = "it is spoiled" if spoiled else "" if one.arrive() else "not vacant"
+            self.finish(order, problem)
+            if seen.stops and not problem:
+                one.suspend(seen.name)
+
+    def finish(self, order: Json, problem: str = "") -> None:
+        said = {"type": "Complete", "status": "False" if problem else "True", "message": problem}
+        order["status"] = {
+            "phase": "Failed" if problem else "Complete",
+            "startedAt": stamp(self.wall()),
+            "completedAt": stamp(self.wall()),
+            "digest": f"sha256:{'0' * 64}",
+            "location": "peer://node-2",
+            "sizeBytes": 4096,
+            "conditions": [said],
+        }
+        self.api.touch(order)
 
 
 class Trips:

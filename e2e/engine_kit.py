@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from e2e.cluster import build
 from e2e.cluster.places import REPOSITORY
+from holdfast_node.freezer import Freezer
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 PREFIX: Final = "holdfast-lab-"
@@ -292,6 +293,11 @@ class Lab:
             self._made.pop().close()
         while self._images:
             shutil.rmtree(self._images.pop(), ignore_errors=True)
+
+
+def ours(cages: list[Freezer]) -> list[Freezer]:
+    """Of all on this machine, which may well have other labs, and clusters."""
+    return [cage for cage in cages if cage.parent.name.startswith(f"{PREFIX}{os.getpid()}-")]
 
 
 def sweep(folders: list[Path]) -> None:

@@ -150,7 +150,8 @@ class Drain:
     def end(self) -> None:
         if self.waits:
             self._process.kill()
-        self._process.communicate()
+        if self._process.stdout is not None and not self._process.stdout.closed:
+            self._process.communicate()
 
 
 @contextlib.contextmanager

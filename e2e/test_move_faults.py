@@ -104,6 +104,7 @@ def test_a_traced_tree_stays_and_says_so(lab: Lab) -> None:
         assert drain.waits
         runs_on(session)
         assert session.node == node
+        drain.end()  # else it would go on evicting, and that alone makes a session leave
         lab.kubectl("uncordon", node)
         until(lambda: lab.find("pod", f"{name}-2") is None, "no target waits")
         orders = len(lab.get("checkpoints")["items"])

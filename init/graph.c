@@ -2,9 +2,12 @@
 
 #include <ctype.h>
 #include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
 #include <termios.h>
 #include <unistd.h>
 
@@ -26,13 +29,24 @@ struct graph_job {
     bool truncated;
     const struct started *started;
     pid_t foreground;
+    char users[64];                 /* the keeper's user namespace; "" if it cannot be seen */
     struct listeners listeners;
 };
+
+/* Of a process, as in "user:[4026531837]"; "" if the kernel hides it from us. */
+static void read_users(pid_t pid, char *users, size_t room)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
+    ssize_t length = readlink(path, users, room - 1);
+    users[length < 0 ? 0 : length] = '\0';
+}
 
 struct graph_job *graph_new(const struct started *s, bool foreground_only)
 {
     struct graph_job *job = must_realloc(NULL, sizeof *job);
     *job = (struct graph_job){.started = s, .foreground = tcgetpgrp(s->master)};
+    read_users(s->keeper, job->users, sizeof job->users);
     tree_scan(&job->tree, getpid());
     size_t kept = 0;
     for (size_t i = 0; i < job->tree.count; i++)
@@ -75,14 +89,21 @@ static void write_link(struct json *j, const char *key, pid_t pid, const char *n
     json_string(j, target, length < 0 ? 0 : (size_t)length);
 }
 
-static long read_uid(pid_t pid)
+/* What keeps a process from being dumped and its descriptors do not show. Only what is so is said. */
+static void write_status(const struct graph_job *job, struct json *j, pid_t pid)
 {
-    char path[64], text[4096];
+    char path[64], text[4096], users[64];
     snprintf(path, sizeof path, "/proc/%d/status", pid);
-    if (proc_read(path, text, sizeof text) <= 0)
-        return -1;
-    char *line = strstr(text, "\nUid:");
-    return line ? strtol(line + strlen("\nUid:"), NULL, 10) : -1;
+    bool known = proc_read(path, text, sizeof text) > 0;
+    char *uid = known ? strstr(text, "\nUid:") : NULL;
+    char *tracer = known ? strstr(text, "\nTracerPid:") : NULL;
+    json_pair_number(j, "uid", uid ? strtol(uid + strlen("\nUid:"), NULL, 10) : -1);
+    long by = tracer ? strtol(tracer + strlen("\nTracerPid:"), NULL, 10) : 0;
+    if (by > 0)
+        json_pair_number(j, "tracer", by);
+    read_users(pid, users, sizeof users);
+    if (*users && *job->users && strcmp(users, job->users) != 0)
+        json_pair_bool(j, "own_users", true);
 }
 
 static void write_listener(struct json *j, const struct listener *l)
@@ -114,7 +135,32 @@ static void note_listener(const struct listeners *all, const char *target, struc
         found->list[found->count++] = l;
 }
 
-static bool write_fd(struct json *j, int fd, const char *target, size_t length)
+/* Which device it is, whatever it is called. The kernel must not ask a file server for that: one
+ * that does not answer would hold up the loop. */
+static void write_device(struct json *j, const char *link)
+{
+    struct statx s;
+    char text[48];
+    if (statx(AT_FDCWD, link, AT_STATX_DONT_SYNC, STATX_TYPE, &s) < 0)
+        return;
+    if (!S_ISCHR(s.stx_mode) && !S_ISBLK(s.stx_mode))
+        return;
+    const char *kind = S_ISCHR(s.stx_mode) ? "char" : "block";
+    snprintf(text, sizeof text, "%s %u:%u", kind, s.stx_rdev_major, s.stx_rdev_minor);
+    json_pair_string(j, "device", text);
+}
+
+static void write_protocol(struct json *j, const char *link)
+{
+    char name[64];
+    ssize_t length = getxattr(link, "system.sockprotoname", name, sizeof name);
+    if (length > 0) {
+        json_key(j, "protocol");
+        json_string(j, name, strnlen(name, (size_t)length));
+    }
+}
+
+static bool write_fd(struct json *j, int fd, const char *link, const char *target, size_t length)
 {
     size_t mark = j->length;
     json_comma(j);
@@ -122,6 +168,10 @@ static bool write_fd(struct json *j, int fd, const char *target, size_t length)
     json_pair_number(j, "fd", fd);
     json_key(j, "target");
     json_string(j, target, length);
+    if (strncmp(target, "/dev/", 5) == 0)
+        write_device(j, link);
+    else if (strncmp(target, "socket:", 7) == 0)
+        write_protocol(j, link);
     json_raw(j, "}");
     if (!j->overflow)
         return true;
@@ -151,7 +201,7 @@ static void write_fds(struct json *j, pid_t pid, const struct listeners *all, st
         target[length] = '\0';
         note_listener(all, target, found);
         if (room && total <= FDS_MAX)
-            room = write_fd(j, atoi(e->d_name), target, (size_t)length);
+            room = write_fd(j, atoi(e->d_name), link, target, (size_t)length);
     }
     if (dir)
         closedir(dir);
@@ -189,7 +239,7 @@ static void write_process(struct graph_job *job, const struct process *p, struct
     json_pair_number(j, "sid", p->sid);
     json_pair_string(j, "state", letter);
     json_pair_string(j, "name", p->name);
-    json_pair_number(j, "uid", read_uid(p->pid));
+    write_status(job, j, p->pid);
     json_pair_number(j, "started_ms", (long long)(p->started * 1000 / (unsigned)sysconf(_SC_CLK_TCK)));
     write_command(j, p->pid);
     write_link(j, "exe", p->pid, "exe");

@@ -2,36 +2,47 @@
 
 Level-triggered: what is to be done is read from the Checkpoints of this node, each time. An order
 that was begun by an agent before this one is not gone on with; its session is settled first, and
-then the order has failed.
+then the order has failed, unless it turns out that it was as good as done.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import ssl
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
 from holdfast_kube.client import CHECKPOINTS, NODES, Gone, Kube
-from holdfast_node import cpu, freezer, log, preflight
+from holdfast_node import bringing, cpu, freezer, keeping, log, preflight, sweep, target
 from holdfast_node.arrival import Arrivals
-from holdfast_node.departure import Departure, settle
-from holdfast_node.departure import Gone as GoneOn
+from holdfast_node.departure import Departure
 from holdfast_node.engine import Engine
-from holdfast_node.order import Left, Order, Phase, status
+from holdfast_node.keeping import Keeping
+from holdfast_node.order import Bring, Keep, Left, Move, Order, Phase, read, status
 from holdfast_node.pair import Keys
+from holdfast_node.receiving import Handler, Receiver, serve
+from holdfast_node.s3 import S3
 from holdfast_node.settings import Settings
-from holdfast_node.transfer import connect, serve
+from holdfast_node.spool import spooled
+from holdfast_node.store import Peer
+from holdfast_node.stores import PEER, Others, Stores
+from holdfast_node.taking import Gone as GoneOn
+from holdfast_node.taking import settle
+from holdfast_node.transfer import connect
 from holdfast_wire.errors import BadRequest, HoldfastError, NotFound, Retry, Unavailable
 
 PREFIX: Final = "holdfast.dev/"
-AT_ONCE: Final = 2  # sessions that leave at the same time: more would only share the disk and CPU
+AT_ONCE: Final = 2  # of each kind of order: more would only share the disk and CPU
 WATCH_SECONDS: Final = 240
 SILENCE_SECONDS: Final = 100.0
 PAUSE_SECONDS: Final = 2.0
+SWEEP_SECONDS: Final = 180.0
+BUCKET_SECONDS: Final = 3600.0  # between two looks at the bucket, which all agents look at
 REPORT_TRIES: Final = 10
 
 
@@ -43,35 +54,51 @@ class Agent:
             cpu.features(),
         )
         self._keys = Keys(settings.seal_key())
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._spool = settings.store / "spool"
+        self._disk = Peer(
+            settings.store / "kept", self._keys, settings.store_bytes, settings.store_reserve
+        )
+        others = Others(self._address, partial(settings.tls, ssl.Purpose.SERVER_AUTH), self._keys)
+        self._bucket = None if settings.bucket is None else S3(settings.bucket, self._keys)
+        self._stores = Stores(
+            settings.node, self._disk, self._spool, others, self._find, self._bucket
+        )
+        self._arrivals = Arrivals(
+            settings.node, self._engine, self._features, settings.work, self._find
+        )
+        self._room = {kind: asyncio.Semaphore(AT_ONCE) for kind in (Move, Keep, Bring)}
+        self._settling: dict[str, asyncio.Task[None]] = {}  # by the pod's UID
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Until cancelled; then what is under way is taken back first."""
         settings = self._settings
-        await self._settle_former()
-        arrivals = Arrivals(settings.node, self._engine, self._features, settings.work, self._find)
+        await self._clear()
         tls = settings.tls(ssl.Purpose.CLIENT_AUTH)
-        async with serve("", settings.port, tls, self._keys, arrivals):
+        async with serve("", settings.port, tls, self._keys, self._asked):
             await self._publish()
             log.info("ready", node=settings.node, problems=list(self._can.problems))
+            sweeping = asyncio.create_task(self._sweep_ever())
             try:
                 await self._follow()
             finally:
-                for task in self._under_way.values():
+                tasks = [sweeping, *self._under_way.values(), *self._settling.values()]
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _settle_former(self) -> None:
-        """What an agent before this one left frozen, or was about to send."""
+    async def _clear(self) -> None:
+        """What an agent before this one left frozen, or was about to send or to store."""
         for cage in freezer.frozen_ones(self._settings.cgroups):
-            uid = cage.pod_uid
-            if uid is None:
-                continue
-            ours = await settle(uid, cage)
-            log.warning("settled what was frozen", pod=uid, runs_on=ours)
-        for left in self._settings.work.glob("*"):
-            await asyncio.to_thread(shutil.rmtree, left, True)
+            if (uid := cage.pod_uid) is not None:
+                self._settling[uid] = asyncio.create_task(self._settle(uid, cage))
+        for folder in (self._settings.work, self._spool):
+            for left in folder.glob("*"):
+                await asyncio.to_thread(shutil.rmtree, left, True)
+
+    async def _settle(self, pod: str, cage: freezer.Freezer) -> None:
+        ours = await settle(pod, cage)
+        log.warning("settled what was frozen", pod=pod, runs_on=ours)
 
     async def _publish(self) -> None:
         """Where sessions may be moved to, and how agents find each other."""
@@ -80,11 +107,58 @@ class Agent:
         marks = {
             "labels": {f"{PREFIX}agent": ready},
             "annotations": {
-                f"{PREFIX}agent-address": f"{settings.address}:{settings.port}",
+                target.ADDRESS: f"{settings.address}:{settings.port}",
                 f"{PREFIX}agent-problems": "; ".join(self._can.problems) or None,
+                target.CPU: cpu.told(self._features),
             },
         }
         await self._kube.patch(NODES, "", settings.node, {"metadata": marks})
+
+    async def _asked(self, receiver: Receiver) -> None:
+        """By another agent."""
+        purpose = receiver.about.get("for", "move")
+        handlers: dict[str, Handler] = {
+            "move": self._arrivals,
+            "keep": self._stores.keep,
+            "fetch": self._stores.give,
+        }
+        if purpose not in handlers:
+            raise BadRequest(f"this agent does not know what to do for a {purpose[:20]}")
+        await handlers[purpose](receiver)
+
+    # -- the store --------------------------------------------------------------------------------
+
+    async def _sweep_ever(self) -> None:
+        bucket_due = time.monotonic()
+        while True:
+            try:
+                await self._sweep()
+                if self._bucket is not None and time.monotonic() >= bucket_due:
+                    bucket_due = time.monotonic() + BUCKET_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
+                    await self._sweep_bucket(self._bucket)
+            except HoldfastError as error:
+                log.warning("stored checkpoints were not looked through", why=str(error))
+            except OSError as error:
+                log.fault("stored checkpoints cannot be looked through", error)
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    async def _sweep(self) -> None:
+        items, _ = await self._kube.list_all(CHECKPOINTS, None)
+        owned, now = sweep.owners(items), time.time()
+        await sweep.sweep(self._disk, owned, lambda _kept: PEER + self._settings.node, now)
+        await sweep.sweep_unfinished(self._disk, self._stores.writing, now)
+        note = await asyncio.to_thread(sweep.room, self._disk)
+        marks = {"annotations": {f"{PREFIX}store": note}}
+        await self._kube.patch(NODES, "", self._settings.node, {"metadata": marks})
+
+    async def _sweep_bucket(self, bucket: S3) -> None:
+        items, _ = await self._kube.list_all(CHECKPOINTS, None)
+        owned = sweep.owners(items)
+        await sweep.sweep(
+            bucket, owned, lambda kept: bucket.location(kept.session, kept.checkpoint), time.time()
+        )
+        for key in await asyncio.to_thread(bucket.delete_abandoned, datetime.now(UTC)):
+            log.warning("removed what was not whole", name=key)
 
     # -- orders -----------------------------------------------------------------------------------
 
@@ -112,7 +186,7 @@ class Agent:
 
     def _consider(self, item: Mapping[str, Any]) -> None:
         try:
-            order = Order.of(item)
+            order = read(item)
         except BadRequest as error:
             log.warning("an order was not understood", why=str(error))
             return
@@ -123,80 +197,104 @@ class Agent:
         task.add_done_callback(lambda _task: self._under_way.pop(order.uid, None))
 
     async def _obey(self, order: Order) -> None:
+        said = partial(self._report, order)
         try:
-            if order.phase is not Phase.PENDING:
-                raise Unavailable("the node's agent was started anew in the middle of it")
-            async with self._room:
-                left = await self._depart(order)
+            left = await self._begin(order)
         except GoneOn as error:
-            log.info("left", order=order.name, session=order.session, note=str(error))
-            await self._report(order, phase=Phase.COMPLETE, message=str(error))
+            log.info("done", order=order.name, session=order.session, note=str(error))
+            await said(phase=Phase.COMPLETE, message=str(error))
         except HoldfastError as error:
-            log.warning("not moved", order=order.name, session=order.session, why=str(error))
-            await self._report(order, phase=Phase.FAILED, message=str(error))
+            log.warning("not done", order=order.name, session=order.session, why=str(error))
+            await said(phase=Phase.FAILED, message=str(error))
         except asyncio.CancelledError:
-            await self._report(order, phase=Phase.FAILED, message="the node's agent was stopped")
+            await said(phase=Phase.FAILED, message="the node's agent was stopped")
             raise
         except Exception as error:  # the edge: one session's fault must not stop the others
-            log.fault("a move failed", error, order=order.name, session=order.session)
-            await self._report(order, phase=Phase.FAILED, message=f"the agent failed: {error!r}")
+            log.fault("an order failed", error, order=order.name, session=order.session)
+            await said(phase=Phase.FAILED, message=f"the agent failed: {error!r}")
         else:
-            log.info(
-                "left",
-                order=order.name,
-                session=order.session,
-                seconds=round(left.freeze_seconds, 3),
-                bytes=left.size,
+            more = {} if left is None else {"seconds": left.freeze_seconds, "bytes": left.size}
+            log.info("done", order=order.name, session=order.session, **more)
+            await said(phase=Phase.COMPLETE, left=left)
+
+    async def _begin(self, order: Order) -> Left | None:
+        """Or what is left to do of one that was begun before this agent was."""
+        begun = order.phase is not Phase.PENDING
+        if isinstance(order, Bring):
+            if begun:
+                await bringing.resume(order, self._engine)
+                return None
+            async with self._room[Bring]:
+                await self._bring(order)
+                return None
+        if (settling := self._settling.get(order.source_pod)) is not None:
+            await asyncio.wait([settling])
+        if begun and isinstance(order, Keep):
+            await keeping.resume(order)
+            return None
+        if begun:
+            raise Unavailable("the node's agent was started anew in the middle of it")
+        async with self._room[type(order)]:
+            return await (self._depart(order) if isinstance(order, Move) else self._keep(order))
+
+    async def _depart(self, order: Move) -> Left:
+        async with spooled(self._settings.work, f"leaving-{order.source_pod}") as work:
+            departure = Departure(
+                order, self._engine, self._features, work, partial(self._report, order)
             )
-            await self._report(order, phase=Phase.COMPLETE, left=left)
-
-    async def _depart(self, order: Order) -> Left:
-        work = self._settings.work / f"leaving-{order.source_pod}"
-        await asyncio.to_thread(shutil.rmtree, work, True)
-        work.mkdir(parents=True, mode=0o700)
-        departure = Departure(
-            order, self._engine, self._features, work, partial(self._report, order)
-        )
-        tls = self._settings.tls(ssl.Purpose.SERVER_AUTH)
-        try:
             async with connect(
-                await self._address(order.target_node), tls, self._keys, order.name,
-                {"namespace": order.namespace},
-            ) as sender:  # fmt: skip
+                await self._address(order.target_node, self._features),
+                self._settings.tls(ssl.Purpose.SERVER_AUTH),
+                self._keys,
+                order.name,
+                {"namespace": order.namespace, "for": "move"},
+            ) as sender:
                 return await departure.run(sender)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, work, True)
 
-    async def _address(self, node: str) -> tuple[str, int]:
-        item = await self._kube.get(NODES, "", node)
-        notes = ((item or {}).get("metadata") or {}).get("annotations") or {}
-        host, _, port = str(notes.get(f"{PREFIX}agent-address", "")).rpartition(":")
-        if not host or not port.isdigit():
-            raise Unavailable(f"no agent is ready on node {node}")
-        return host.strip("[]"), int(port)
+    async def _keep(self, order: Keep) -> Left:
+        keeping = Keeping(
+            order,
+            self._engine,
+            self._features,
+            self._keys,
+            self._stores,
+            partial(self._report, order),
+        )
+        async with spooled(self._spool, f"taking-{order.uid}") as work:
+            return await keeping.run(work, self._settings.store_reserve)
+
+    async def _bring(self, order: Bring) -> None:
+        await self._report(order, phase=Phase.TRANSFERRING)
+        async with spooled(self._spool, f"bringing-{order.uid}") as work:
+            await bringing.bring(order, self._engine, self._features, work, self._stores.get)
+
+    async def _address(self, node: str, features: tuple[str, ...] | None = None) -> tuple[str, int]:
+        return await target.address(self._kube, node, features)
 
     async def _find(self, namespace: str, name: str) -> Order:
-        item = await self._kube.get(CHECKPOINTS, namespace, name) if namespace else None
+        item = await self._kube.get(CHECKPOINTS, namespace, name) if namespace and name else None
         if item is None:
             raise NotFound(f"nobody ordered {namespace}/{name}")
-        return Order.of(item)
+        return read(item)
 
     async def _report(
         self, order: Order, *, phase: Phase, message: str = "", left: Left | None = None
-    ) -> None:
-        body = status(self._settings.node, phase, message, left, datetime.now(UTC))
-        for attempt in range(REPORT_TRIES):
+    ) -> bool:
+        """The API has it. A word on the way is said once, what matters until it is taken."""
+        body = status(order, self._settings.node, phase, message, left, datetime.now(UTC))
+        matters = phase in (Phase.COMPLETE, Phase.FAILED) or left is not None
+        for attempt in range(REPORT_TRIES if matters else 1):
             try:
                 await self._kube.patch(
                     CHECKPOINTS, order.namespace, order.name, {"status": body}, sub="status"
                 )
             except Retry as error:
                 log.warning("a report was not taken", order=order.name, why=str(error))
-                if phase not in (Phase.COMPLETE, Phase.FAILED):
-                    return
-                await asyncio.sleep(min(0.2 * 2**attempt, 10.0))
+                if matters:
+                    await asyncio.sleep(min(0.2 * 2**attempt, 10.0))
             except HoldfastError as error:
                 log.warning("a report was refused", order=order.name, why=str(error))
-                return
+                return False
             else:
-                return
+                return True
+        return False

@@ -1,7 +1,13 @@
-"""What this node's processor can do that a program may have come to rely on."""
+"""What this node's processor can do that a program may have come to rely on.
+
+`told` is how an agent says it of its node, in one line, and `heard` what another makes of that: the
+architecture, a digest, and each feature.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import platform
 from pathlib import Path
 from typing import Final
 
@@ -17,3 +23,20 @@ def features(text: str | None = None) -> tuple[str, ...]:
         if key.strip() in ("flags", "Features"):  # x86, Arm
             return tuple(sorted(set(value.split()) - _IRRELEVANT))
     return ()
+
+
+def digest(features: tuple[str, ...]) -> str:
+    """One word for all of them."""
+    return hashlib.sha256(" ".join(features).encode()).hexdigest()[:16]
+
+
+def told(features: tuple[str, ...], architecture: str = "") -> str:
+    return " ".join((architecture or platform.machine(), digest(features), *features))
+
+
+def heard(text: str) -> tuple[str, tuple[str, ...]] | None:
+    """Architecture and features; None if nothing is said, or not by these rules."""
+    architecture, _, rest = text.partition(" ")
+    named, *features = rest.split(" ")
+    found = tuple(features)
+    return (architecture, found) if architecture and digest(found) == named else None

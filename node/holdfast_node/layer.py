@@ -105,6 +105,14 @@ def volume_of(pid: int, point: str) -> Place:
     return Place(Path(f"/proc/{pid}/root"), below, mounts=points)
 
 
+def places_of(pid: int, volumes: Iterable[str]) -> dict[str, Place]:
+    """The writable layer and the volumes, by the names that they have as parts."""
+    found = {"layer": root_of(pid)}
+    for number, path in enumerate(volumes):
+        found[f"volumes/{number}"] = volume_of(pid, path)
+    return found
+
+
 def capture(place: Place, write: Write, pids: Iterable[int] = ()) -> tuple[Look, Report]:
     """All of it, into `write`. `pids`: the container's processes. The look is for `difference`."""
     look = scan(place, pids)

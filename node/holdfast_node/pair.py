@@ -20,6 +20,7 @@ from typing import Any, Final, Self
 
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 
+from holdfast_node import cpu
 from holdfast_wire.errors import BadRequest, Permanent
 
 FORMAT: Final = 1
@@ -94,7 +95,7 @@ class Facts:
     @property
     def cpu(self) -> str:
         """One word for the processor's features."""
-        return hashlib.sha256(" ".join(self.features).encode()).hexdigest()[:16]
+        return cpu.digest(self.features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,23 +239,34 @@ def check(manifest: Manifest, expected: Expected) -> None:
             f"this checkpoint is of epoch {facts.epoch}, "
             f"{'older' if older else 'newer'} than {expected.epoch}",
         )
-    if facts.architecture != expected.architecture:
-        raise Unfit(
-            Fault.ARCHITECTURE,
-            f"the session ran on {facts.architecture}, this node is {expected.architecture}",
-            "give the session's template a node selector for its architecture",
-        )
+    check_architecture(facts.architecture, expected.architecture)
     if facts.image != expected.image:
         raise Unfit(
             Fault.IMAGE,
             f"the session ran in the image {facts.image}, this container has {expected.image}",
             "name the image by its digest, so that a moved tag does not matter",
         )
-    lacking = sorted(set(facts.features) - set(expected.features))
+    check_features(facts.features, expected.features)
+
+
+def check_architecture(session: str, node: str, called: str = "this node") -> None:
+    """`called`: whose it is. Before a move it is another's."""
+    if session != node:
+        raise Unfit(
+            Fault.ARCHITECTURE,
+            f"the session ran on {session}, {called} is {node}",
+            "give the session's template a node selector for its architecture",
+        )
+
+
+def check_features(
+    session: Collection[str], node: Collection[str], called: str = "this node"
+) -> None:
+    lacking = sorted(set(session) - set(node))
     if lacking:
         named = ", ".join(lacking[:8]) + (", ..." if len(lacking) > 8 else "")
         raise Unfit(
             Fault.CPU,
-            f"this node's processor lacks what the session may be using: {named}",
+            f"{called}'s processor lacks what the session may be using: {named}",
             "move it to a node with the same kind of processor",
         )

@@ -17,7 +17,14 @@ from typing import Any, Final, TypeVar
 
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 
-from holdfast_wire.errors import BadRequest, HoldfastError, Internal, TooLarge, Unsupported
+from holdfast_wire.errors import (
+    BadRequest,
+    HoldfastError,
+    Internal,
+    TooLarge,
+    Unsupported,
+    from_json,
+)
 
 from . import log
 from .link import CHUNK, TICK, VERSION, Frame, Link, LinkLost, answer, as_json
@@ -57,7 +64,7 @@ class Receiver:
     `committed`, or raises; while it restores, the sender hears that we are at it."""
 
     def __init__(self, link: Link, keys: Keys, worker: ThreadPoolExecutor, peer: str) -> None:
-        self._link, self._keys, self._worker = link, keys, worker
+        self.link, self.keys, self.worker = link, keys, worker
         self._loop = asyncio.get_running_loop()
         self._arrived: dict[str, asyncio.Future[Path]] = {}
         self._buffer = memoryview(bytearray(CHUNK))
@@ -103,9 +110,9 @@ class Receiver:
 
         def work() -> None:
             if isinstance(what, HoldfastError):
-                self._link.send_json(kind, what.to_json())
+                self.link.send_json(kind, what.to_json())
             else:
-                self._link.send(kind, what)
+                self.link.send(kind, what)
 
         try:
             await self.run(work)
@@ -113,24 +120,24 @@ class Receiver:
             self.lost = True
 
     async def watch(self) -> None:
-        await self._link.watch()
+        await self.link.watch()
 
     async def ticking(self) -> None:
         while not self.said and not self.lost:
             await asyncio.sleep(TICK)
             if self.received and not self.said:
                 try:
-                    await self.run(lambda: self._link.send(Frame.TICK))
+                    await self.run(lambda: self.link.send(Frame.TICK))
                 except LinkLost:
                     self.lost = True
 
     async def run(self, work: Callable[[], T]) -> T:
         """In the connection's thread."""
-        future = self._loop.run_in_executor(self._worker, work)
+        future = self._loop.run_in_executor(self.worker, work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            self._link.interrupt()
+            self.link.interrupt()
             with suppress(HoldfastError, OSError):
                 await future
             raise
@@ -138,11 +145,13 @@ class Receiver:
     # -- in the connection's thread
 
     def drain(self) -> None:
-        self._link.drain()
+        self.link.drain()
 
     def greet(self) -> None:
-        kind, _, length = self._link.head()
-        hello: dict[str, Any] = as_json(self._link.body(length))
+        kind, _, length = self.link.head()
+        hello: dict[str, Any] = as_json(self.link.body(length))
+        if kind == Frame.FAILED:  # it was asked for something, and will not send it
+            raise from_json(hello)
         if kind != Frame.HELLO or hello.get("version") != VERSION:
             raise Unsupported(
                 "the other agent speaks another version",
@@ -169,22 +178,24 @@ class Receiver:
         told = 0
         try:
             while True:
-                kind, number, length = self._link.head()
+                kind, number, length = self.link.head()
                 if kind == Frame.DATA:
                     self._data(number, length)
                     if limit is not None and self.taken > limit:
                         raise TooLarge(f"the checkpoint is larger than {limit >> 20} MiB")
                     if self.taken - told >= _TELL:
                         told = self.taken
-                        self._link.send_json(Frame.PROGRESS, {"bytes": told})
+                        self.link.send_json(Frame.PROGRESS, {"bytes": told})
                     continue
-                body = self._link.body(length)
+                body = self.link.body(length)
                 if kind == Frame.BEGIN:
                     self._begin(number, body, directory)
                 elif kind == Frame.END:
                     self._end(number, body, directory)
                 elif kind == Frame.MANIFEST:
                     return self._manifest(body)
+                elif kind == Frame.FAILED:
+                    raise from_json(as_json(body))
                 elif kind == Frame.ABORT:
                     raise Abandoned("the other agent gave the transfer up")
                 elif kind != Frame.TICK:
@@ -208,14 +219,14 @@ class Receiver:
             opened = os.open(path, _NEW, 0o600)
         except (FileExistsError, NotADirectoryError):
             raise BadRequest(f"the part {name} stands in the way of another") from None
-        self._coming[number] = _Coming(name, opened, self._keys.tagger(self._salt, name))
+        self._coming[number] = _Coming(name, opened, self.keys.tagger(self._salt, name))
 
     def _data(self, number: int, length: int) -> None:
         coming = self._coming.get(number)
         if coming is None:
             raise BadRequest("the other agent sent bytes of no part")
         view = self._buffer[:length]
-        self._link.read_into(view)
+        self.link.read_into(view)
         coming.tagger.update(view)
         coming.size += length
         self.taken += length
@@ -244,13 +255,13 @@ class Receiver:
     def _manifest(self, raw: bytes) -> Manifest:
         if self._coming:
             raise Unfit(Fault.TRUNCATED, "the manifest came before the end of all parts")
-        manifest = Manifest.read(raw, self._keys)
+        manifest = Manifest.read(raw, self.keys)
         if manifest.facts.checkpoint != self.checkpoint or manifest.salt != self._salt:
             raise Unfit(Fault.FOREIGN, "the manifest is that of another checkpoint")
         verify(manifest, self._found)
         self.signed = raw
-        self._link.send_json(Frame.PROGRESS, {"bytes": self.taken})
-        self._link.send(Frame.RECEIVED)
+        self.link.send_json(Frame.PROGRESS, {"bytes": self.taken})
+        self.link.send(Frame.RECEIVED)
         self.received = True
         return manifest
 

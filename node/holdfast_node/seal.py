@@ -32,16 +32,16 @@ def _cipher(keys: Keys, salt: bytes, what: str) -> AESGCM:
     return AESGCM(keys.derive(b"rest\0" + what.encode(), salt))
 
 
-def seal(source: BinaryIO, target: BinaryIO, keys: Keys, what: str) -> None:
-    """`what` names the file: its checkpoint and part."""
+def seal(source: BinaryIO, keys: Keys, what: str) -> Iterator[bytes]:
+    """What to write. `what` names the file: its checkpoint and part."""
     salt = os.urandom(_SALT)
     cipher = _cipher(keys, salt, what)
-    target.write(_MAGIC + salt)
+    yield _MAGIC + salt
     piece, number = source.read(_PIECE), 0
     while True:
         following = source.read(_PIECE) if len(piece) == _PIECE else b""
         last = not following
-        target.write(cipher.encrypt(_NONCE.pack(number, last), piece, None))
+        yield cipher.encrypt(_NONCE.pack(number, last), piece, None)
         if last:
             return
         piece, number = following, number + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,19 @@ from holdfast_wire.errors import BadRequest
 PORT: Final = 7318
 NAME: Final = "holdfast-node"  # in every agent's certificate
 KEYS: Final = Path("/etc/holdfast-node")
+_UNITS: Final = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+_QUANTITY: Final = re.compile(r"([0-9]{1,15})(|Ki|Mi|Gi|Ti)")
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Where it is. Who we are, the store's client finds out from the environment, as all clients
+    of S3 do: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a cloud's own way."""
+
+    name: str
+    prefix: str = ""
+    endpoint: str = ""  # empty: Amazon's
+    region: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +38,11 @@ class Settings:
     port: int = PORT
     keys: Path = KEYS
     work: Path = Path("/run/holdfast-node")  # in memory: what a session had there passes through
+    # On the node's disk: what is kept, and what is on its way there.
+    store: Path = Path("/var/lib/holdfast-node")
+    store_bytes: int = 20 << 30
+    store_reserve: int = 1 << 30  # of that disk, for the node itself
+    bucket: Bucket | None = None
     bundle: Path = Path("/opt/criu")
     # The node's own view: a container's shows it nothing but itself.
     cgroups: Path = Path("/proc/1/root/sys/fs/cgroup")
@@ -37,7 +56,13 @@ class Settings:
         level = env.get("HOLDFAST_LOG_LEVEL", "").upper() or "INFO"
         if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
             raise BadRequest(f"HOLDFAST_LOG_LEVEL is {level}", "use debug, info, warning or error")
-        return cls(node=env["HOLDFAST_NODE"], address=env["HOLDFAST_POD_IP"], log_level=level)
+        return cls(
+            node=env["HOLDFAST_NODE"],
+            address=env["HOLDFAST_POD_IP"],
+            log_level=level,
+            store_bytes=_bytes(env.get("HOLDFAST_STORE_BYTES", "") or "20Gi"),
+            bucket=_bucket(env),
+        )
 
     def seal_key(self) -> bytes:
         """With which checkpoints are signed and sealed; all agents have the same."""
@@ -59,3 +84,22 @@ class Settings:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_cert_chain(self.keys / "tls.crt", self.keys / "tls.key")
         return context
+
+
+def _bytes(text: str) -> int:
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        raise BadRequest(f"HOLDFAST_STORE_BYTES is {text}", "use bytes, or Ki, Mi, Gi or Ti")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _bucket(env: Mapping[str, str]) -> Bucket | None:
+    """None: no object store is set up."""
+    name, prefix, endpoint, region = (
+        env.get(f"HOLDFAST_S3_{key}", "") for key in ("BUCKET", "PREFIX", "ENDPOINT", "REGION")
+    )
+    if not name:
+        return None
+    if endpoint and not endpoint.startswith(("https://", "http://")):
+        raise BadRequest(f"HOLDFAST_S3_ENDPOINT is {endpoint}", "it begins with https://")
+    return Bucket(name, prefix.strip("/"), endpoint, region)

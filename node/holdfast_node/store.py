@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BufferedWriter, FileIO
+from functools import partial
+from io import BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -36,6 +37,7 @@ from .seal import seal, sealed_size, unseal
 _MANIFEST: Final = "manifest"
 _PARTS: Final = "parts"
 _UNFINISHED: Final = "."
+_DAY: Final = 86400.0
 
 
 class NoRoom(Retry):
@@ -65,30 +67,12 @@ class Store(Protocol):
     def delete(self, session: str, checkpoint: str) -> None: ...
 
 
-def surplus(kept: Iterable[Kept], keep: int, oldest: float) -> list[Kept]:
-    """Of each session's checkpoints those beyond the newest `keep`, and those made before
-    `oldest`; but never a session's newest one. Pure."""
-    sessions: dict[str, list[Kept]] = {}
-    for item in kept:
-        sessions.setdefault(item.session, []).append(item)
-    found: list[Kept] = []
-    for items in sessions.values():
-        items.sort(key=lambda item: (item.manifest.facts.epoch, item.manifest.facts.created))
-        items.reverse()
-        found += [
-            item
-            for place, item in enumerate(items)
-            if place and (place >= keep or item.manifest.facts.created < oldest)
-        ]
-    return found
-
-
 class Peer:
     """`budget`: bytes that all checkpoints together may take. `reserve`: bytes of the disk that
     must stay free, for the node needs them more."""
 
     def __init__(self, root: Path, keys: Keys, budget: int, reserve: int = 1 << 30) -> None:
-        self._root, self._keys, self._budget, self._reserve = root, keys, budget, reserve
+        self._root, self._keys, self.budget, self._reserve = root, keys, budget, reserve
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.chmod(0o700)
 
@@ -99,7 +83,7 @@ class Peer:
         place = self._place(read.facts.session, read.facts.checkpoint)
         if place.exists():
             raise AlreadyExists(f"the checkpoint {read.facts.checkpoint} is kept already")
-        self._admit(read)
+        self.admit(read.size, len(read.parts))
         place.parent.mkdir(mode=0o700, exist_ok=True)
         fresh = place.parent / f"{_UNFINISHED}{place.name}-{secrets.token_hex(4)}"
         try:
@@ -110,7 +94,8 @@ class Peer:
                 target.write(manifest)
                 target.flush()
                 os.fsync(target.fileno())
-            self._read_parts(fresh, read, lambda _name, _piece: None)  # as it lies there
+            as_it_lies = partial(self._unsealed, fresh, read)
+            check_parts(read, self._keys, as_it_lies, lambda _name, _piece: None)
             fresh.rename(place)
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -125,28 +110,21 @@ class Peer:
         NotFound, Unfit."""
         place = self._place(session, checkpoint)
         manifest = self._manifest(place)
-        fresh = into.parent / f"{_UNFINISHED}{into.name}-{secrets.token_hex(4)}"
-        try:
-            fresh.mkdir(mode=0o700)
-            for name in manifest.parts:
-                (fresh / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _create(fresh / name).close()
-
-            def write(name: str, piece: bytes) -> None:
-                with (fresh / name).open("ab", buffering=0) as target:
-                    view = memoryview(piece)
-                    while view:
-                        view = view[target.write(view) :]
-
-            self._read_parts(place, manifest, write)
-            fresh.rename(into)
-        except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise
+        lay_out(manifest, into, self._keys, lambda name: self._unsealed(place, manifest, name))
         return manifest
 
+    def manifest(self, session: str, checkpoint: str) -> Manifest:
+        """Raises NotFound, Unfit."""
+        return self._manifest(self._place(session, checkpoint))
+
+    def pieces(self, manifest: Manifest, part: str, take: Callable[[memoryview], None]) -> None:
+        """One part of what is kept, straight from the disk, for who checks the whole."""
+        place = self._place(manifest.facts.session, manifest.facts.checkpoint)
+        for piece in self._unsealed(place, manifest, part):
+            take(memoryview(piece))
+
     def list(self, session: str | None = None) -> Sequence[Kept]:
-        """What is whole. What cannot be read is among the orphans."""
+        """What is whole. What cannot be read is not among them."""
         found: list[Kept] = []
         for place in self._places():
             if session in (None, place.parent.name):
@@ -166,28 +144,30 @@ class Peer:
         with suppress(OSError):
             place.parent.rmdir()
 
-    def orphans(self, sessions: Collection[str]) -> Sequence[Path]:
-        """Of sessions that are no more, unfinished ones of an agent that ended, and what cannot be
-        read. Call it when nothing is being put."""
+    def unfinished(self, now: float) -> Sequence[Path]:
+        """Of an agent that ended in the middle; and what cannot be read, after a day: it could be,
+        once the agents have the secret again that it was sealed with. Call it when nothing is
+        being put."""
         found: list[Path] = []
         for folder in sorted(self._root.iterdir()):
-            if folder.name not in sessions:
-                found.append(folder)
-                continue
             for place in sorted(folder.iterdir()):
+                if place.name.startswith(_UNFINISHED):
+                    found.append(place)
+                    continue
                 try:
-                    if place.name.startswith(_UNFINISHED):
-                        raise NotFound("unfinished")
                     self._manifest(place)
                 except HoldfastError:
-                    found.append(place)
+                    if place.stat().st_mtime < now - _DAY:
+                        found.append(place)
         return found
 
     def remove(self, orphan: Path) -> None:
-        """One that `orphans` named."""
+        """One that `unfinished` named."""
         if self._root not in orphan.parents:
             raise NotFound(f"{orphan} is not in the store")
         shutil.rmtree(orphan)
+        with suppress(OSError):
+            orphan.parent.rmdir()
 
     def used(self) -> int:
         return _size(self._root)
@@ -201,20 +181,19 @@ class Peer:
     def _place(self, session: str, checkpoint: str) -> Path:
         return self._root / check_checkpoint(session) / check_checkpoint(checkpoint)
 
-    def _admit(self, manifest: Manifest) -> None:
-        needs = sum(sealed_size(part.size) for part in manifest.parts.values())
+    def admit(self, size: int, parts: int = 1) -> None:
+        """Raises NoRoom: a checkpoint of so many bytes in so many parts cannot be kept now."""
+        needs = sealed_size(size) + (parts - 1) * sealed_size(0)  # no less than part by part
         used = self.used()
-        if used + needs > self._budget:
+        if used + needs > self.budget:
             raise NoRoom(
-                f"the checkpoint needs {needs >> 20} MiB and of the {self._budget >> 20} MiB for "
+                f"the checkpoint needs {needs >> 20} MiB and of the {self.budget >> 20} MiB for "
                 f"checkpoints {used >> 20} MiB are used",
                 "keep fewer checkpoints, or give the node agent more disk",
             )
-        status = os.statvfs(self._root)
-        free = status.f_bavail * status.f_frsize
-        if needs + self._reserve > free:
+        if needs + self._reserve > (has := free(self._root)):
             raise NoRoom(
-                f"the checkpoint needs {needs >> 20} MiB and the node's disk has {free >> 20} MiB "
+                f"the checkpoint needs {needs >> 20} MiB and the node's disk has {has >> 20} MiB "
                 f"free, of which {self._reserve >> 20} MiB must stay",
                 "free some of the node's disk",
             )
@@ -232,32 +211,82 @@ class Peer:
     def _seal(self, manifest: Manifest, parts: Path, into: Path, name: str) -> None:
         target_path = into / check_part(name)
         target_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            source = (parts / name).open("rb")
-        except FileNotFoundError:
-            raise Unfit(Fault.TRUNCATED, f"the checkpoint lacks its part {name}") from None
-        with source, _create(target_path) as target:
-            seal(source, target, self._keys, f"{manifest.facts.checkpoint}/{name}")
+        with opened(parts, name) as source, _create(target_path) as target:
+            for piece in seal(source, self._keys, sealed_name(manifest, name)):
+                target.write(piece)
             target.flush()
             os.fsync(target.fileno())
 
-    def _read_parts(
-        self, place: Path, manifest: Manifest, take: Callable[[str, bytes], None]
-    ) -> None:
-        found: dict[str, Part] = {}
+    def _unsealed(self, place: Path, manifest: Manifest, name: str) -> Iterator[bytes]:
+        with opened(place / _PARTS, name) as source:
+            yield from unseal(source, self._keys, sealed_name(manifest, name))
+
+
+# -- what all stores do ---------------------------------------------------------------------------
+
+Pieces = Callable[[str], Iterator[bytes]]
+"""Of a part that is kept, what was sealed."""
+
+
+def sealed_name(manifest: Manifest, part: str) -> str:
+    return f"{manifest.facts.checkpoint}/{part}"
+
+
+def opened(parts: Path, name: str) -> BufferedReader:
+    try:
+        return (parts / name).open("rb")
+    except FileNotFoundError:
+        raise Unfit(Fault.TRUNCATED, f"the checkpoint lacks its part {name}") from None
+
+
+def check_parts(
+    manifest: Manifest, keys: Keys, pieces: Pieces, take: Callable[[str, bytes], None]
+) -> None:
+    """All that the manifest lists, piece by piece to `take`. Raises Unfit, at the latest when all
+    was taken."""
+    found: dict[str, Part] = {}
+    for name in manifest.parts:
+        tagger, size = keys.tagger(manifest.salt, name), 0
+        for piece in pieces(name):
+            tagger.update(piece)
+            size += len(piece)
+            take(name, piece)
+        found[name] = Part(size, tagger.finalize().hex())
+    verify(manifest, found)
+
+
+def lay_out(manifest: Manifest, into: Path, keys: Keys, pieces: Pieces) -> None:
+    """`into` appears when all of it is there and found right. Raises NoRoom before it begins."""
+    if manifest.size > (has := free(into.parent)):
+        raise NoRoom(
+            f"the checkpoint has {manifest.size >> 20} MiB and the node's disk {has >> 20} MiB "
+            "free",
+            "free some of the node's disk",
+        )
+    fresh = into.parent / f"{_UNFINISHED}{into.name}-{secrets.token_hex(4)}"
+    try:
+        fresh.mkdir(mode=0o700)
         for name in manifest.parts:
-            tagger, size = self._keys.tagger(manifest.salt, name), 0
-            try:
-                source = (place / _PARTS / name).open("rb")
-            except FileNotFoundError:
-                raise Unfit(Fault.TRUNCATED, f"the checkpoint lacks its part {name}") from None
-            with source:
-                for piece in unseal(source, self._keys, f"{manifest.facts.checkpoint}/{name}"):
-                    tagger.update(piece)
-                    size += len(piece)
-                    take(name, piece)
-            found[name] = Part(size, tagger.finalize().hex())
-        verify(manifest, found)
+            (fresh / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _create(fresh / name).close()
+
+        def write(name: str, piece: bytes) -> None:
+            with (fresh / name).open("ab", buffering=0) as target:
+                view = memoryview(piece)
+                while view:
+                    view = view[target.write(view) :]
+
+        check_parts(manifest, keys, pieces, write)
+        fresh.rename(into)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def free(folder: Path) -> int:
+    """Bytes of its disk."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 def _create(path: Path) -> BufferedWriter:

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 
@@ -274,44 +274,64 @@ def _punch(opened: int, start: int, end: int) -> None:
 
 
 @asynccontextmanager
+async def dialled(
+    address: tuple[str, int], context: ssl.SSLContext, name: str
+) -> AsyncIterator[tuple[Link, ThreadPoolExecutor]]:
+    """A link and the one thread that uses it; both end with this."""
+    worker = ThreadPoolExecutor(1, thread_name_prefix=name)
+    try:
+        link = await asyncio.get_running_loop().run_in_executor(worker, dial, address, context)
+    except BaseException:
+        worker.shutdown(wait=False)
+        raise
+    watching = asyncio.create_task(link.watch())
+    try:
+        yield link, worker
+    finally:
+        link.interrupt()
+        watching.cancel()
+        await asyncio.wait([watching])
+        worker.shutdown(wait=True)
+        link.close()
+
+
+@asynccontextmanager
+async def sending(
+    link: Link, worker: ThreadPoolExecutor, keys: Keys, hello: dict[str, Any]
+) -> AsyncIterator[Sender]:
+    """Says `hello`, and that we are still there, until it is left."""
+    loop = asyncio.get_running_loop()
+    sender = Sender(link, keys, worker, bytes.fromhex(hello["salt"]))
+    await loop.run_in_executor(worker, link.send_json, Frame.HELLO, hello)
+    ticking = asyncio.create_task(sender.keep_alive())
+    try:
+        yield sender
+    finally:
+        ticking.cancel()
+        await asyncio.wait([ticking])
+
+
+def greeting(checkpoint: str, salt: bytes, about: dict[str, str]) -> dict[str, Any]:
+    return {"version": VERSION, "checkpoint": checkpoint, "salt": salt.hex(), "about": about}
+
+
+@asynccontextmanager
 async def connect(
     address: tuple[str, int],
     context: ssl.SSLContext,
     keys: Keys,
     checkpoint: str,
     about: dict[str, str] | None = None,
+    salt: bytes = b"",
 ) -> AsyncIterator[Sender]:
     """`about`: what the receiver's handler needs to know before the first byte, such as the pod's
-    UID. Leaving without an outcome tells the receiver to forget all of it."""
-    loop = asyncio.get_running_loop()
-    worker = ThreadPoolExecutor(1, thread_name_prefix=f"send-{checkpoint}")
-    try:
-        link = await loop.run_in_executor(worker, dial, address, context)
-    except BaseException:
-        worker.shutdown(wait=False)
-        raise
-    salt = secrets.token_bytes(SALT)
-    sender = Sender(link, keys, worker, salt)
-    hello = {
-        "version": VERSION,
-        "checkpoint": checkpoint,
-        "salt": salt.hex(),
-        "about": about or {},
-    }
-    watching = asyncio.create_task(link.watch())
-    ticking: asyncio.Task[None] | None = None
-    try:
-        await loop.run_in_executor(worker, link.send_json, Frame.HELLO, hello)
-        ticking = asyncio.create_task(sender.keep_alive())
-        yield sender
-    finally:
-        if ticking is not None:
-            ticking.cancel()
-            await asyncio.wait([ticking])
-        with suppress(LinkLost, RuntimeError):
-            await loop.run_in_executor(worker, link.send, Frame.ABORT)
-        link.interrupt()
-        watching.cancel()
-        await asyncio.wait([watching])
-        worker.shutdown(wait=True)
-        link.close()
+    UID. `salt`: of a manifest that was made already; the parts must be the same. Leaving without
+    an outcome tells the receiver to forget all of it."""
+    hello = greeting(checkpoint, salt or secrets.token_bytes(SALT), about or {})
+    async with dialled(address, context, f"send-{checkpoint}") as (link, worker):
+        try:
+            async with sending(link, worker, keys, hello) as sender:
+                yield sender
+        finally:
+            with suppress(LinkLost, RuntimeError):
+                await asyncio.get_running_loop().run_in_executor(worker, link.send, Frame.ABORT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 import time
 from datetime import UTC, datetime
 from typing import Final
@@ -25,6 +26,7 @@ from holdfast_operator.resync import Resync
 from holdfast_operator.settings import Settings
 from holdfast_operator.sightings import Sightings
 from holdfast_operator.watch import LeaseWatch
+from holdfast_operator.webhook import PORT, Keys, Webhook
 from holdfast_wire.errors import HoldfastError
 
 DISCOVER_SECONDS: Final = 5.0  # between looks for the CRDs, which may be installed after us
@@ -58,16 +60,18 @@ class App:
         self._http = serve.application(
             self._contact, clock, lambda: self._ready, lambda: len(self.queue)
         )
+        self._keys = Keys(settings.webhook_keys) if settings.webhook_keys else None
+        self._runners: list[web.AppRunner] = []
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Until the Session kind is served; then everything runs in the background."""
-        self._runner = web.AppRunner(self._http, access_log=None)
-        await self._runner.setup()
-        # Every interface: kubelet and Prometheus come from outside the pod.
-        await web.TCPSite(self._runner, None, self.settings.port).start()
+        await self._listen(self._http, self.settings.port)
         await self._kube.__aenter__()
         await self._served()
+        if self._keys is not None:
+            webhook = Webhook(self._kube, self._keys)
+            await self._listen(webhook.application(), PORT, self._keys.tls)
         self._task = asyncio.create_task(self._run(), name="holdfast")
         self._task.add_done_callback(self._over)
         self._ready = True
@@ -76,8 +80,17 @@ class App:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(*(runner.cleanup() for runner in self._runners))
         await self._kube.__aexit__()
-        await self._runner.cleanup()
+
+    async def _listen(
+        self, application: web.Application, port: int, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """On every interface: kubelet, Prometheus and the API server come from outside the pod."""
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=5.0)
+        self._runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, None, port, ssl_context=tls).start()
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -85,6 +98,8 @@ class App:
             group.create_task(self._watch.run())
             group.create_task(self.resync.run())
             group.create_task(self.queue.run())
+            if self._keys is not None:
+                group.create_task(self._keys.follow())
 
     async def _served(self) -> None:
         told = False

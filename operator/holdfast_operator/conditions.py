@@ -92,6 +92,7 @@ class Reason(StrEnum):
     MOVING = "Moving"
     NO_NODE_AGENT = "NoNodeAgent"
     AGENT_READY = "AgentReady"
+    BLOCKED = "Blocked"
     MOVE_FAILED = "MoveFailed"
     NO_TARGET = "NoTarget"
     EPOCHS_GROW = "EpochsGrow"
@@ -252,7 +253,7 @@ def movable(seen: Observed) -> Condition:
         )
     target = seen.target
     if target is not None and target.trouble is not None and not target.up:
-        return no(Reason.NO_TARGET, f"no node takes it: {target.trouble[1]}")
+        return no(Reason.NO_TARGET, f"no node takes it: {target.trouble[1]}{_lacking(seen.unfit)}")
     if seen.move_problem:
         return no(
             Reason.MOVE_FAILED,
@@ -261,6 +262,9 @@ def movable(seen: Observed) -> Condition:
     before = as_it_was(seen, Type.MOVABLE)
     if before is not None and before.reason is Reason.MOVE_FAILED and moves.reason(seen):
         return before  # another operator's word for it
+    if seen.lease is not None and seen.lease.started and seen.lease.blockers:
+        sentences = ". ".join(blocker.sentence for blocker in seen.lease.blockers)
+        return no(Reason.BLOCKED, f"a drain of its node would not move it: {sentences}")
     return Condition(
         Type.MOVABLE, "True", Reason.AGENT_READY, "a drain of its node moves it, alive, to another"
     )
@@ -303,6 +307,13 @@ def merged(
             }
         )
     return made
+
+
+def _lacking(nodes: tuple[str, ...]) -> str:
+    if not nodes:
+        return ""
+    named = ", ".join(nodes[:8]) + (", …" if len(nodes) > 8 else "")
+    return f". The processors of {named} lack what it may be using"
 
 
 def as_it_was(seen: Observed, kind: Type) -> Condition | None:

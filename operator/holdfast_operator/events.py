@@ -35,6 +35,8 @@ class Said(StrEnum):
     MOVING = "Moving"
     MOVED = "Moved"
     NOT_MOVED = "NotMoved"
+    NOT_MOVABLE = "NotMovable"
+    MOVABLE = "Movable"
     CONNECTIONS_CUT = "ConnectionsCut"
     LOST = "Lost"
     SUSPENDED = "Suspended"
@@ -99,6 +101,10 @@ def between(
     movable = now.get("Movable", {})
     if turned("Movable", "False") and movable.get("reason") in ("MoveFailed", "NoTarget"):
         said.append(Saying(Said.NOT_MOVED, movable["message"], warning=True))
+    if turned("Movable", "False") and movable.get("reason") == "Blocked":
+        said.append(Saying(Said.NOT_MOVABLE, movable["message"]))
+    if turned("Movable", "True") and was.get("Movable", {}).get("reason") == "Blocked":
+        said.append(Saying(Said.MOVABLE, movable["message"]))
     said += _stored(now, turned)
     ready = now.get("Ready", {})
     if turned("Ready", "False") and ready.get("reason") in _STUCK and not refused:

@@ -45,7 +45,11 @@ class Memory:
         """Another incarnation begins with nothing held against it."""
         if epoch != self.moves_epoch:
             self.moves_epoch = epoch
-            self.moves_failed, self.move_retry_at, self.move_problem = 0, 0.0, ""
+            self.stays()
+
+    def stays(self) -> None:
+        """It need not move any more: why it could not is of no interest, and may not be so."""
+        self.moves_failed, self.move_retry_at, self.move_problem = 0, 0.0, ""
 
     def began(self, now: float) -> None:
         """A pod is about to be created."""

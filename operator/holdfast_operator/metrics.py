@@ -40,6 +40,10 @@ CONTACT_AGE: Final = Gauge(
     "holdfast_watch_contact_age_seconds", "Since each watch last heard from the API server.",
     ["watch"], registry=REGISTRY,
 )  # fmt: skip
+EVICTIONS: Final = Counter(
+    "holdfast_evictions", "Evictions of pods that look like a session's, by answer.", ["answer"],
+    registry=REGISTRY,
+)  # fmt: skip
 LEADER: Final = Gauge(
     "holdfast_leader", "1 if this operator acts, 0 if it stands by.", registry=REGISTRY
 )

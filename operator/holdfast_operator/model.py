@@ -24,6 +24,7 @@ from holdfast_wire.lease import NOBODY, Epoch, Record
 Object = Mapping[str, Any]
 
 MOST_CUT: Final = 16
+MOST_BLOCKERS: Final = 3
 
 
 class Phase(StrEnum):
@@ -160,6 +161,11 @@ class Session:
         return None if self.status.get("forkedFrom") else self.spec.get("forkFrom")
 
     @property
+    def evicted(self) -> int | None:
+        """The epoch whose pod somebody wanted to evict."""
+        return number(self.annotations.get(names.EVICTED))
+
+    @property
     def ttl(self) -> float:
         return float(self.spec.get("ttlSecondsAfterEnded", 86400))
 
@@ -183,6 +189,25 @@ class Session:
     def accepted_epoch(self) -> int | None:
         text = self.annotations.get(names.ACCEPT_EPOCH, "")
         return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """A process of the session with which it cannot move."""
+
+    pid: int
+    command: str
+    what: str
+    advice: str
+
+    @classmethod
+    def of(cls, item: Object) -> Blocker:
+        texts = (plain(str(item["command"]), 32), plain(str(item["what"]), 200))
+        return cls(int(item["pid"]), *texts, plain(str(item["advice"]), 120))
+
+    @property
+    def sentence(self) -> str:
+        return f"process {self.pid} ({self.command}) {self.what}; {self.advice}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +281,15 @@ class LeaseSeen:
         except (ValueError, TypeError):
             return []
         return [{"local": local, "remote": remote} for local, remote in pairs[:MOST_CUT]]
+
+    @property
+    def blockers(self) -> tuple[Blocker, ...]:
+        """What in the session would keep it from moving, when its sidecar last looked."""
+        try:
+            found = json.loads(self.annotations.get(names.BLOCKERS, "[]"))
+            return tuple(Blocker.of(item) for item in found[:MOST_BLOCKERS])
+        except (ValueError, TypeError, KeyError, OverflowError):
+            return ()
 
     @property
     def fresh(self) -> Fresh | None:
@@ -353,12 +387,16 @@ class NodeSeen:
     name: str
     cordoned: bool
     agent: bool  # sessions can leave it and arrive on it, alive
+    cpu: frozenset[str] | None = None  # what its processor can; None: its agent does not say
 
     @classmethod
     def of(cls, item: Object) -> NodeSeen:
         meta, spec = item["metadata"], item.get("spec") or {}
         agent = (meta.get("labels") or {}).get(names.AGENT) == "ready"
-        return cls(meta["name"], bool(spec.get("unschedulable")), agent)
+        told = str((meta.get("annotations") or {}).get(names.AGENT_CPU, "")).split()
+        # The kind of processor, a digest, and its features.
+        cpu = frozenset((told[0], *told[2:])) if len(told) > 2 else None
+        return cls(meta["name"], bool(spec.get("unschedulable")), agent, cpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,12 +426,20 @@ class Observed:
     keepers: tuple[str, ...] = ()  # nodes that can keep a checkpoint, first choice first
     origin: Observed | None = None  # the session that this one is to be a fork of
     origins: tuple[CheckpointSeen, ...] = ()  # checkpoints it can begin from
+    unfit: tuple[str, ...] = ()  # nodes whose processor lacks what its own node's has
 
     @property
     def target(self) -> PodSeen | None:
         """The pod that the current incarnation is to move into."""
         wanted = names.pod_name(self.session.name, self.epoch + 1)
         return next((p for p in self.pods if p.owned and p.name == wanted and p.restores), None)
+
+    @property
+    def drained(self) -> bool:
+        """Its node is cordoned, or the eviction of this incarnation's pod was held up; an older
+        one's is over."""
+        cordoned = self.node is not None and self.node.cordoned
+        return cordoned or self.session.evicted == self.epoch
 
     @property
     def epoch(self) -> int:

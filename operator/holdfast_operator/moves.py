@@ -88,7 +88,7 @@ def reason(seen: Observed) -> Reason | None:
     asked = seen.session.asked_to_move
     if asked is not None and asked[0] == seen.epoch and asked[1] != node.name:
         return Reason(Trigger.MANUAL, asked[1])
-    if node.cordoned and seen.session.on_drain == "Live":
+    if seen.drained and seen.session.on_drain == "Live":
         return Reason(Trigger.DRAIN)
     return None
 

@@ -15,6 +15,7 @@ SESSION_LABEL: Final = f"{PREFIX}session"
 EPOCH: Final = f"{PREFIX}epoch"  # label of pods, annotation of Leases
 ACCEPT_EPOCH: Final = f"{PREFIX}accept-epoch"  # a person's word on a quarantined Session
 MOVE: Final = f"{PREFIX}move"  # on a Session: EPOCH or EPOCH/NODE, away from that incarnation
+EVICTED: Final = f"{PREFIX}evicted"  # on a Session: EPOCH, whose pod's eviction was held up
 WAKE: Final = f"{PREFIX}wake"  # on a Session: EPOCH, the incarnation that is to be seen again
 # On a pod: the Session's incarnation EPOCH is to go on in it, or what stored/CHECKPOINT stored. On
 # a Lease: what its incarnation goes on from.
@@ -23,6 +24,7 @@ STORED: Final = "stored/"
 FORK: Final = f"{PREFIX}fork"  # of a Checkpoint: label for whom it is, annotation its UID
 NODE: Final = f"{PREFIX}node"  # label of a Checkpoint: where the agent that takes it runs
 AGENT: Final = f"{PREFIX}agent"  # label of a Node: "ready" where sessions can leave and arrive
+AGENT_CPU: Final = f"{PREFIX}agent-cpu"  # on a Node: what its processor can, by its agent's word
 
 # On the Lease. The operator writes EPOCH, FRESH and RESTORE, the sidecar the others.
 FRESH: Final = f"{PREFIX}fresh"
@@ -36,6 +38,7 @@ EXIT: Final = f"{PREFIX}exit"
 RELEASED: Final = f"{PREFIX}released"
 OFFER: Final = f"{PREFIX}offer"  # the UID of the pod that may take the Lease over, alive
 CUT: Final = f"{PREFIX}cut"  # connections to the outside that did not come along: JSON
+BLOCKERS: Final = f"{PREFIX}blockers"  # what in the session would keep it from moving: JSON
 MOVED: Final = f"{PREFIX}moved"  # the epoch that this one goes on from
 SUSPENDED: Final = f"{PREFIX}suspended"  # the checkpoint that a released session is stored in
 # What changes as people work; the rest are turning points.

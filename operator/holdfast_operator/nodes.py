@@ -27,6 +27,14 @@ class Nodes:
         others.sort(key=lambda node: (node.cordoned, _shuffled(uid, node.name)))
         return (*(node.name for node in others[: KEEPERS - 1]), source)
 
+    def unfit(self, name: str) -> tuple[str, ...]:
+        """Where a session of this node cannot go on: its programs may use what is not there."""
+        own = self._seen.get(name)
+        if own is None or own.cpu is None:
+            return ()
+        others = (node for node in self._seen.values() if node.agent and node.cpu is not None)
+        return tuple(sorted(node.name for node in others if not own.cpu <= (node.cpu or set())))
+
     def watched(self, item: Object | dict[str, Any], gone: bool) -> bool:
         """True if something changed that a session on the node, or one that waits, may act on."""
         node = NodeSeen.of(item)

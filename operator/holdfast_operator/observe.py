@@ -26,7 +26,7 @@ from holdfast_kube.client import (
     Api,
     Object,
 )
-from holdfast_operator import suspension, template
+from holdfast_operator import moves, suspension, template
 from holdfast_operator.memory import Memory
 from holdfast_operator.model import (
     TERMINAL,
@@ -81,7 +81,7 @@ class Look:
     async def __call__(self, key: Key) -> Observed | None:
         """None if the Session is gone."""
         seen = await self._look(key)
-        return None if seen is None else await self._with_origin(seen)
+        return None if seen is None else self._with_unfit(await self._with_origin(seen))
 
     async def _look(self, key: Key) -> Observed | None:
         item = await self._api.get(SESSIONS, key.namespace, key.name)
@@ -136,13 +136,19 @@ class Look:
             move_retry_at=memory.move_retry_at,
             move_problem=memory.move_problem,
         )
-        return await self._with_orders(seen, memory)
+        seen = await self._with_orders(seen, memory)
+        if seen.move_problem and seen.node is not None and moves.reason(seen) is None:
+            memory.stays()
+            seen = replace(seen, move_problem="", move_retry_at=0.0)
+        return seen
 
     async def _with_orders(self, seen: Observed, memory: Memory) -> Observed:
         """And what a move or a checkpoint hangs on: the node, by what the watch showed last, for a
         move begun or left for that is only late; and the orders to the agents."""
         pod, session = seen.pod, seen.session
-        seen = replace(seen, node=self._nodes.get(pod.node) if pod is not None else None)
+        if pod is not None:
+            unfit = self._nodes.unfit(pod.node)
+            seen = replace(seen, node=self._nodes.get(pod.node), unfit=unfit)
         need = _need(seen)
         if need is Need.NOTHING:
             return seen
@@ -169,6 +175,14 @@ class Look:
             memory.orders_stale = True
             raise
         return tuple(CheckpointSeen.of(item) for item in items if owned_by(item, session.uid))
+
+    def _with_unfit(self, seen: Observed) -> Observed:
+        """And where what was stored cannot go on."""
+        told = seen.lease.restore if seen.lease is not None and seen.pod is None else None
+        if told is None:
+            return seen
+        stored = named((*seen.origins, *(seen.orders or ())), told.checkpoint)
+        return seen if stored is None else replace(seen, unfit=self._nodes.unfit(stored.node))
 
     async def _with_origin(self, seen: Observed) -> Observed:
         """And what a fork is to begin from, until it has."""

@@ -141,7 +141,9 @@ class Perform:
         session, lease = seen.session, seen.lease
         if step.restore is not None:
             told = lease.restore if lease else None
-            return pods.restoring(session, step.epoch, step.restore, told, self._settings)
+            return pods.restoring(
+                session, step.epoch, step.restore, told, self._settings, seen.unfit
+            )
         return pods.build(session, step.epoch, lease.fresh if lease else None, self._settings)
 
     async def _order(
@@ -167,7 +169,7 @@ class Perform:
         namespace = session.key.namespace
         match step:
             case CreateTarget(epoch, reason) if source is not None:
-                made = pods.target(session, epoch, source, reason.node, self._settings)
+                made = pods.target(session, epoch, source, reason.node, self._settings, seen.unfit)
                 await self._own(PODS, session, made, strict=True)
             case CreateCheckpoint() if source is not None:
                 order = objects.checkpoint(session, step, source)

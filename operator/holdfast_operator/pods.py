@@ -32,6 +32,7 @@ TOKEN: Final = "/var/run/secrets/holdfast"  # noqa: S105 - a path
 PROBE_PORT: Final = 7317
 TOKEN_SECONDS: Final = 3607  # what kubelet itself asks for; it renews at 80 %
 GRACE_SECONDS: Final = 30
+MOST_UNFIT: Final = 200  # nodes left out by name; one beyond them is refused by the agent
 RESERVED_PIDS: Final = 300  # below them CRIU works when it restores a session
 USER: Final = 65532  # "nonroot" of distroless images: no user of anybody's
 
@@ -90,28 +91,38 @@ def build(session: Session, epoch: int, fresh: Fresh | None, settings: Settings)
     }
 
 
-def target(session: Session, epoch: int, source: PodSeen, to: str, settings: Settings) -> Manifest:
+def target(
+    session: Session,
+    epoch: int,
+    source: PodSeen,
+    to: str,
+    settings: Settings,
+    unfit: tuple[str, ...] = (),
+) -> Manifest:
     """A pod that the session of `source` can arrive in: of the very image it runs, on another node
-    whose agent can restore it."""
+    whose agent can restore it, and not on one that is `unfit` for it."""
     made = build(session, epoch, None, settings)
     made["metadata"].setdefault("annotations", {})[names.RESTORE] = str(epoch - 1)
     spec = made["spec"]
-    _require_node(spec, [{"key": "metadata.name", "operator": "In", "values": [to]} if to else {
-        "key": "metadata.name", "operator": "NotIn", "values": [source.node]
-    }])  # fmt: skip
+    _require_node(spec, *(("In", (to,)) if to else ("NotIn", (source.node, *unfit[:MOST_UNFIT]))))
     _arrives(spec, source.image, str(epoch - 1))
     return made
 
 
 def restoring(
-    session: Session, epoch: int, stored: CheckpointSeen, told: Restore | None, settings: Settings
+    session: Session,
+    epoch: int,
+    stored: CheckpointSeen,
+    told: Restore | None,
+    settings: Settings,
+    unfit: tuple[str, ...] = (),
 ) -> Manifest:
     """A pod that what was stored can be brought into: of the very image, on a node whose agent can
     restore it; on the one that keeps it, if possible."""
     made = build(session, epoch, None, settings)
     made["metadata"].setdefault("annotations", {})[names.RESTORE] = names.STORED + stored.name
     spec = made["spec"]
-    _require_node(spec, [])
+    _require_node(spec, "NotIn", unfit[:MOST_UNFIT])
     near = stored.location.removeprefix("peer://") if stored.location.startswith("peer://") else ""
     avoid = told.avoid if told is not None else ""
     if near and near != avoid:
@@ -130,8 +141,10 @@ def _arrives(spec: Manifest, image: str, what: str) -> None:
     spec["initContainers"][-1]["env"] += _env({"HOLDFAST_RESTORE": what})
 
 
-def _require_node(spec: Manifest, fields: list[Manifest]) -> None:
-    """Beside what the template asks for: terms are alternatives, so each gets these."""
+def _require_node(spec: Manifest, operator: str, listed: tuple[str, ...]) -> None:
+    """Beside what the template asks for: terms are alternatives, so each gets these. The API server
+    takes one name in a field."""
+    fields = [{"key": "metadata.name", "operator": operator, "values": [name]} for name in listed]
     able = {"key": names.AGENT, "operator": "In", "values": ["ready"]}
     affinity = spec["affinity"] = copy.deepcopy(dict(spec.get("affinity") or {}))
     nodes = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})

@@ -29,6 +29,7 @@ class Settings:
     watch_namespaces: tuple[str, ...] = ()  # empty: all
     log_level: str = "INFO"
     port: int = 8080
+    webhook_keys: str = ""  # the folder with its certificate, key and path; "": no webhook
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -49,6 +50,7 @@ class Settings:
             watch_namespaces=tuple(dict.fromkeys(namespaces)),
             log_level=level,
             port=_port(env.get("HOLDFAST_PORT") or "8080"),
+            webhook_keys=env.get("HOLDFAST_WEBHOOK_KEYS", ""),
         )
 
 

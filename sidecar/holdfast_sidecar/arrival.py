@@ -4,7 +4,10 @@ the agent says `commit`, and then only once the Lease is ours.
     the agent puts the files into our folder, and has hold adopt the restored processes
     → commit  →  state and outbox loaded  →  offer taken  →  answered  →  served like any other
 
-Invariant: everything that can fail is done before the offer is taken, and can be done again; a
+One that was stored (`stored.py`) is offered by nobody: the Lease is vacant, as for a first
+incarnation, and taken as by one.
+
+Invariant: everything that can fail is done before the Lease is taken, and can be done again; a
 sidecar killed after that finds the Lease its own, and begins like any other that was killed.
 """
 
@@ -13,24 +16,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from holdfast_sidecar import outbox, sealed
+from holdfast_sidecar import outbox, sealed, stored, words
 from holdfast_sidecar.agent import AgentError, Body
+from holdfast_sidecar.came import Came
 from holdfast_sidecar.emulator import rehearse
 from holdfast_sidecar.fence import Fence, Gone
 from holdfast_sidecar.hold import HoldError, HoldLink
 from holdfast_sidecar.kube import ApiError
 from holdfast_sidecar.runner import Sidecar, log
-from holdfast_wire.errors import HoldfastError
+from holdfast_sidecar.sealed import Sealed
+from holdfast_sidecar.session import Session
+from holdfast_sidecar.stored import Stored, Why
+from holdfast_wire.errors import BadRequest, HoldfastError
 from holdfast_wire.ids import Actor
 from holdfast_wire.lease import Standing, Taker
 
 # Between looks whether a sidecar before this one took the session; asked to commit, one is taken
 # at once.
 _LOOK_SECONDS: Final = 5.0
+_KINDS: Final = {Why.RECOVER: "restored", Why.WAKE: "woken", Why.FORK: "forked"}
 
 
 class Arrival:
@@ -40,18 +49,34 @@ class Arrival:
         hold: HoldLink,
         fence: Fence,
         taker: Taker,
-        folder: Path,
+        came: Came,
     ) -> None:
-        """`make` opens the session that lies in `folder`."""
+        """`make` opens the session that lies in the folder."""
         self._make, self._hold, self._fence, self._taker = make, hold, fence, taker
-        self._folder = folder
+        self._came, self._folder = came, came.folder
+        self._stored: Stored | None = None
         self._asked: asyncio.Future[Body] | None = None
         self._news = asyncio.Event()
         self._complaint = ""
 
-    async def commit(self, _body: Body) -> Body:
+    def check(self, body: Body) -> Stored | None:
+        """What is asked for is what this pod is for."""
+        if not self._came.stored:
+            if "stored" in body:
+                raise AgentError("refused", "this pod is for a session that moves")
+            return None
+        try:
+            return stored.parse(body.get("stored"))
+        except BadRequest as error:
+            raise AgentError("bad_request", str(error)) from None
+
+    async def commit(self, body: Body) -> Body:
         """Answers when it is known whether the session is ours; who asks meanwhile hears the same.
         One that came before we waited is answered when we do."""
+        wanted = self.check(body)
+        if self._asked is not None and wanted != self._stored:
+            raise AgentError("busy", "another one is on its way here")
+        self._stored = wanted
         if self._asked is None:
             self._asked = asyncio.get_running_loop().create_future()
             self._news.set()
@@ -86,7 +111,7 @@ class Arrival:
         try:
             standing = await self._fence.look()
             over = standing in (Standing.RELEASED, Standing.SUPERSEDED)
-            ours = standing is Standing.HELD or (over and sealed.load(self._folder).arrived)
+            ours = standing is Standing.HELD or (over and not self._came.awaited)
             if ours and (await self._hold.status()).started:
                 return self._make()
             self._complaint = ""
@@ -103,12 +128,17 @@ class Arrival:
             raise AgentError("refused", "hold has no session: it is to adopt it first")
         try:
             _allocate(self._folder / "ring")
+            if self._stored is not None:
+                stored.save(self._folder, self._stored)
             sidecar = self._make()
         except (HoldfastError, OSError) as error:
             raise AgentError("refused", str(error)) from error
         try:
             await self._load(sidecar)
-            await self._fence.take(self._taker)
+            if self._stored is None:
+                await self._fence.take(self._taker)
+            else:
+                await self._occupy(self._stored)
         except (Gone, HoldfastError, HoldError, OSError) as error:
             sidecar.session.abandon()
             if isinstance(error, HoldError) and error.code == "lost":
@@ -122,7 +152,7 @@ class Arrival:
         found = (session.ring.head, session.emulator.seq, session.inputs.last)
         if found != (told.seq, told.seq, told.order):
             raise AgentError("refused", f"the files are not whole: {found}, and {told} was sealed")
-        if told.epoch != self._taker.epoch - 1:
+        if told.epoch != self._wanted_epoch():
             raise AgentError("refused", f"the files are of epoch {told.epoch}")
         saved = (self._folder / sealed.OUTBOX).read_bytes()
         descriptor = await self._hold.outbox()
@@ -130,6 +160,23 @@ class Arrival:
             outbox.load(descriptor, saved)
         finally:
             os.close(descriptor)
+
+    def _wanted_epoch(self) -> int:
+        """Between what was stored and this there may have been attempts to go on with it. For a
+        fork this is another session's epoch."""
+        if self._stored is None:
+            return self._taker.epoch - 1
+        if self._stored.why is not Why.FORK and self._stored.epoch >= self._taker.epoch:
+            raise AgentError("refused", f"epoch {self._stored.epoch} is not before this one")
+        return self._stored.epoch
+
+    async def _occupy(self, what: Stored) -> None:
+        await self._fence.occupy(
+            started=str(self._taker.epoch),
+            restored=str(what.epoch),
+            restored_from=what.checkpoint,
+            restored_taken=what.taken_at,
+        )
 
 
 def _allocate(path: Path) -> None:
@@ -142,15 +189,29 @@ def _allocate(path: Path) -> None:
         os.close(descriptor)
 
 
-def settle_in(sidecar: Sidecar, folder: Path, epoch: int) -> None:
-    """Once, by whoever serves it here first: the turn as it was, and a record of the move."""
-    session, told = sidecar.session, sealed.load(folder)
-    if told.arrived or told.epoch != epoch - 1:
+def settle_in(sidecar: Sidecar, came: Came) -> None:
+    """Once, by whoever serves it here first: what people are told, a record of it, and the turn."""
+    if not came.awaited:
         return
-    session.journal.add("moved", **{"from": told.epoch, "to": epoch})
-    for local, remote in sealed.cut(folder):
+    session, told, what = sidecar.session, came.told(), came.what()
+    if what is not None and session.ring.head == told.seq:  # else it was said before a kill
+        session.say(words.gone_on(what, time.time()))
+    _record(session, came, told, what)
+    for local, remote in sealed.cut(came.folder):
         session.journal.add("cut", local=local, remote=remote)
-    session.last_active = min(session.last_active, told.active)
-    if told.holder is not None:
+    if what is None:  # to go on after a rest is news; who looks for idle sessions begins anew
+        session.last_active = min(session.last_active, told.active)
+    if told.holder is not None and not (what is not None and what.why is Why.FORK):
         session.reserve_turn(Actor(told.holder), told.holder_attached)
-    sealed.save(folder, sealed.arrived(told))
+    sealed.save(came.folder, sealed.arrived(told))
+
+
+def _record(session: Session, came: Came, told: Sealed, what: Stored | None) -> None:
+    epochs = {"from": told.epoch, "to": came.epoch}
+    if what is None:
+        session.journal.add("moved", **epochs)
+        return
+    facts = {**epochs, "taken": what.taken, "checkpoint": what.checkpoint}
+    if what.why is Why.FORK:
+        facts["session"] = what.origin
+    session.journal.add(_KINDS[what.why], **facts)

@@ -2,14 +2,19 @@
 
 Invariant: while its offer may stand, the session is sealed: it takes no input, reads and types
 nothing, and its files do not change. Only an acknowledged withdrawal opens it again.
+
+To be stored, it is parked and sealed in the same way (`keep`), but offered to nobody. Then it goes
+on here, or is suspended: the Lease is given back with the name of the checkpoint that has it all.
+What holds for an offer holds for that release too.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from holdfast_sidecar import sealed
 from holdfast_sidecar.agent import AgentError, Body
@@ -28,25 +33,37 @@ _MAX_NAME: Final = 256
 
 
 class Departure:
-    def __init__(self, sidecar: Sidecar, fence: Fence, folder: Path, epoch: int, pod: str) -> None:
+    def __init__(
+        self, sidecar: Sidecar, fence: Fence, folder: Path, epoch: int, pod: str, settle: float
+    ) -> None:
         self._sidecar, self._session, self._fence = sidecar, sidecar.session, fence
-        self._folder, self._epoch, self._pod = folder, epoch, pod
+        self._folder, self._epoch, self._pod, self._settle = folder, epoch, pod, settle
         self._one = asyncio.Lock()
         self._to, self._name = "", ""
+        self._keep = False  # to be stored: `_to` is nobody
+        self._checkpoint = ""  # and suspended, as that
         self._staying = False  # the agent asked for it, and got no answer
         self._timer: asyncio.TimerHandle | None = None
         if fence.offered:  # by the sidecar before this one
-            self._session.parked = self._session.sealed = True
             self._to, self._name = fence.offer_found
-            log(f"the session is sealed, and offered to pod {self._to}")
+            self._found(f"offered to pod {self._to}")
+        elif sealed.kept(folder):
+            self._keep = True
+            self._found("to be stored")
+
+    def _found(self, what: str) -> None:
+        self._session.park(saving=self._keep)
+        self._session.sealed = True
+        log(f"the session is sealed, and {what}")
 
     @property
     def offered(self) -> bool:
         return self._fence.offered
 
     async def park(self, body: Body) -> Body:
-        to, seconds = body.get("to"), body.get("seconds", _PARKED_SECONDS)
-        if not isinstance(to, str) or not 0 < len(to) <= _MAX_NAME or to == self._pod:
+        keep, seconds = _keeps(body), body.get("seconds", _PARKED_SECONDS)
+        to = "" if keep else _name(body.get("to"), "'to' is the UID of another pod")
+        if to == self._pod:
             raise AgentError("bad_request", "'to' is the UID of another pod")
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if not number or not 0 < seconds <= _MAX_PARKED_SECONDS:
@@ -54,12 +71,13 @@ class Departure:
         async with self._one:
             if self._session.exit is not None:
                 raise AgentError("ended", "the session has ended")
-            if self._session.sealed and to != self._to:
-                raise AgentError("busy", f"the session is on its way to pod {self._to}")
-            self._to = to
-            self._session.park()
+            if self._session.sealed and (keep, to) != (self._keep, self._to):
+                what = "being stored" if self._keep else f"on its way to pod {self._to}"
+                raise AgentError("busy", f"the session is {what}")
+            self._keep, self._to = keep, to
+            self._session.park(saving=keep)
             self._arm(seconds)
-            log(f"parked, to be moved to pod {to}")
+            log("parked, to be stored" if keep else f"parked, to be moved to pod {to}")
         return {"seq": self._session.ring.head}
 
     def _arm(self, seconds: float) -> None:
@@ -73,7 +91,7 @@ class Departure:
 
     def _too_long(self) -> None:
         closed = self._session.sealed and not self._staying
-        if self._fence.offered or closed or self._one.locked():
+        if self._fence.in_doubt or closed or self._one.locked():
             self._arm(_AGAIN_SECONDS)
         else:
             log("parked for too long: the session stays here")
@@ -81,30 +99,64 @@ class Departure:
 
     def _open(self) -> None:
         self._disarm()
-        self._staying = False
+        self._staying, self._checkpoint = False, ""
+        sealed.open_again(self._folder)
         self._sidecar.unpark()
 
-    async def seal(self, _body: Body) -> Body:
+    async def seal(self, body: Body) -> Body:
+        keep = _keeps(body)
         async with self._one:
-            if not self._session.parked:
-                raise AgentError("not_parked", "park the session first")
+            if self._session.exit is None:
+                self._check_ours()
+            if not self._session.parked or keep != self._keep:
+                raise AgentError("not_parked", "park the session first, for the same purpose")
             if self._session.exit is not None:
                 raise AgentError("ended", "the session has ended")
             if not self._session.sealed:
                 await self._close()
             self._staying = False
+        if not keep:
+            await self._agreed(self._fence.offer(self._to, self._name), "the offer")
+        seq = self._session.ring.head
+        log(f"sealed at seq {seq}, " + ("to be stored" if keep else f"offered to pod {self._to}"))
+        return {"seq": seq, "files": sealed.files(self._folder)}
+
+    async def _agreed(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """With the API. What it has not answered yet is asked on, whatever the agent does."""
         try:
             async with asyncio.timeout(_API_SECONDS):
-                await self._fence.offer(self._to, self._name)
+                await work
         except TimeoutError:
-            raise AgentError("unavailable", "the API has not taken the offer yet") from None
+            raise AgentError("unavailable", f"the API has not taken {what} yet") from None
         except Gone as error:
             raise AgentError("withdrawn", str(error)) from None
         except Superseded as error:
             raise AgentError("superseded", str(error)) from None
-        seq = self._session.ring.head
-        log(f"sealed at seq {seq}, and offered to pod {self._to}")
-        return {"seq": seq, "files": sealed.files(self._folder)}
+
+    def _check_ours(self) -> None:
+        if (over := self._fence.over) is not None:
+            raise AgentError("superseded", str(over))
+
+    async def suspend(self, body: Body) -> Body:
+        """Everything is stored: the Lease is given back, and nothing goes on here any more."""
+        name = _name(body.get("checkpoint"), "'checkpoint' is the name of one")
+        async with self._one:
+            if self._fence.over is None and name != self._checkpoint:
+                await self._settled(name)
+        await self._agreed(self._fence.suspend(name), "the Lease back")
+        log(f"suspended at seq {self._session.ring.head}, as {name}")
+        return {"seq": self._session.ring.head}
+
+    async def _settled(self, name: str) -> None:
+        """Whoever is next may begin at once: what is under way has arrived by then."""
+        if not self._session.sealed or not self._keep:
+            raise AgentError("not_parked", "park and seal the session first, to be stored")
+        if self._checkpoint:
+            raise AgentError("busy", f"the session is being suspended as {self._checkpoint}")
+        await asyncio.sleep(self._settle)
+        if self._session.exit is not None:
+            raise AgentError("ended", "the session has ended")
+        self._checkpoint, self._staying = name, False
 
     async def _close(self) -> None:
         """Everything into the folder. If that fails nothing was offered, and it is only parked."""
@@ -122,8 +174,11 @@ class Departure:
                 active=session.last_active,
                 holder=turn.holder,
                 holder_attached=turn.lead is not None,
+                fork=session.spec.fork,
             )
             sealed.save(self._folder, state)
+            if self._keep:
+                sealed.keep(self._folder)
         except (HoldfastError, OSError) as error:
             session.unseal()
             raise AgentError("failed", str(error)) from error
@@ -131,8 +186,10 @@ class Departure:
 
     async def unpark(self, _body: Body) -> Body:
         async with self._one:
-            if self._fence.offered or self._session.sealed:
-                self._staying = True
+            self._check_ours()
+            said = self._checkpoint or not self._keep  # in the Lease, or it may be
+            if self._fence.in_doubt or (self._session.sealed and said):
+                self._staying, self._checkpoint = True, ""
                 self._arm(_AGAIN_SECONDS)
                 try:
                     async with asyncio.timeout(_API_SECONDS):
@@ -148,3 +205,16 @@ class Departure:
 
     def close(self) -> None:
         self._disarm()
+
+
+def _keeps(body: Body) -> bool:
+    keep = body.get("keep", False)
+    if not isinstance(keep, bool):
+        raise AgentError("bad_request", "'keep' is true or false")
+    return keep
+
+
+def _name(value: object, what: str) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME:
+        raise AgentError("bad_request", what)
+    return value

@@ -111,7 +111,7 @@ class Jobs:
                     await self._session.more_output()
                 quiet = False
             except TimeoutError:
-                quiet = True
+                quiet = not self._session.parked  # who stands still does not print
 
     async def _result(self, start: int, end: int, code: int | None, *, lost: bool) -> Result:
         kept = max(start, end - MAX_OUTPUT)

@@ -5,6 +5,7 @@ that the API acknowledged, counted from when it was sent; the command starts onl
 whatever says that the Lease is not ours freezes the session at once, and only a later acknowledged
 renewal thaws it. An offer may stand from before it is first sent until a renewal without it is
 acknowledged: every write is a compare-and-swap, so none that was sent before can land after that.
+The same goes for a session that is to be suspended, and its release.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ _FACTS_SECONDS: Final = 0.5
 _DIGITS: Final = 18  # of an epoch; no session is moved so often
 _OFFER: Final = (PREFIX + "offer", PREFIX + "offered")
 NO_OFFER: Final = ("", "")
+_SUSPENDED: Final = PREFIX + "suspended"
+# What is said of one moment, and gone with the next write that does not say it.
+_FLEETING: Final = frozenset((*_OFFER, _SUSPENDED))
 
 Facts = Callable[[], Awaitable[dict[str, str]]]
 
@@ -44,7 +48,7 @@ class Superseded(Exception):
 
 
 class Gone(Exception):
-    """There is no such offer, or no longer."""
+    """There is no such offer or vacancy, or no longer."""
 
 
 class Guard(Protocol):
@@ -115,6 +119,9 @@ class Fence:
         self._soon = asyncio.Event()
         self._wanted: tuple[str, str] | None = None  # the offer; None: as it is found
         self._offered = False
+        self._checkpoint = ""  # it is to be suspended, as that
+        self._parting = ""  # the same, of the write under way: a change of mind comes too late
+        self._released = False
         self._waiting: list[asyncio.Future[tuple[str, str] | None]] = []
         self._superseded: Superseded | None = None
 
@@ -127,6 +134,24 @@ class Fence:
     def offer_found(self) -> tuple[str, str]:
         """The offer in the Lease last seen: the pod, and the offer's name."""
         return NO_OFFER if self._lease is None else _offer_in(self._lease)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether an offer, or the release of a suspended session, may stand."""
+        return self._offered or self._released
+
+    @property
+    def suspended(self) -> str:
+        """The checkpoint that this incarnation was released with, by the Lease last seen."""
+        lease = self._lease or {}
+        if self._holder.standing(record_of(lease)) is not Standing.RELEASED:
+            return ""
+        return str(_mapping(lease["metadata"].get("annotations")).get(_SUSPENDED) or "")
+
+    @property
+    def over(self) -> Superseded | None:
+        """Why this incarnation never runs again, once that is known."""
+        return self._superseded
 
     @property
     def standing(self) -> Standing:
@@ -163,18 +188,34 @@ class Fence:
             with contextlib.suppress(HoldError, TimeoutError):
                 async with asyncio.timeout(_FACTS_SECONDS):
                     self.note(**await facts())
-            sent, renewed = self._clock(), False
+            self._parting = self._checkpoint
+            sent, renewed, release = self._clock(), False, bool(self._parting)
             with contextlib.suppress(HoldError):  # who serves the session hears of that too
-                renewed = await self._step()
+                renewed = await self._step(release)
+            if release and renewed:
+                raise Superseded(f"the session is suspended, as {self.suspended}")
             due = sent + (timing.renew_every if renewed else self._pause())
 
     async def offer(self, pod: str, name: str) -> None:
-        """Returns when the API has the offer. While `keep` runs, as is `withdraw`."""
+        """Returns when the API has the offer. While `keep` runs, as are the next two."""
         await self._agreed((pod, name))
 
     async def withdraw(self) -> None:
-        """Returns when the Lease is ours and has no offer; `Superseded` if it was taken."""
+        """Returns when the Lease is ours and has no offer; `Superseded` if it was taken, or given
+        back by an earlier `suspend`."""
+        self._checkpoint = ""
         await self._agreed(NO_OFFER)
+
+    async def suspend(self, checkpoint: str) -> None:
+        """Returns when the API has the release, which ends `keep` too. Everything is frozen, and
+        nothing that it did is under way any more."""
+        self._checkpoint = checkpoint
+        while self._superseded is None:
+            if self._checkpoint != checkpoint:
+                raise Gone("it is to go on here after all")
+            await self._next()
+        if self.suspended != checkpoint:
+            raise Superseded(str(self._superseded))
 
     async def _agreed(self, wanted: tuple[str, str]) -> None:
         """Only what a renewal was acknowledged with counts, never what a read showed."""
@@ -182,13 +223,17 @@ class Fence:
         while self._wanted == wanted:
             if self._superseded is not None:
                 raise Superseded(str(self._superseded))
-            heard: asyncio.Future[tuple[str, str] | None]
-            heard = asyncio.get_running_loop().create_future()
-            self._waiting.append(heard)
-            self._soon.set()
-            if await heard == wanted:
+            if await self._next() == wanted:
                 return
         raise Gone("it is to be otherwise meanwhile")
+
+    async def _next(self) -> tuple[str, str] | None:
+        """The offer that the next renewal is acknowledged with; None if there is none any more."""
+        heard: asyncio.Future[tuple[str, str] | None]
+        heard = asyncio.get_running_loop().create_future()
+        self._waiting.append(heard)
+        self._soon.set()
+        return await heard
 
     def _heard(self, acknowledged: tuple[str, str] | None) -> None:
         for waiting in self._waiting:
@@ -197,9 +242,13 @@ class Fence:
         self._waiting.clear()
 
     async def release(self, **notes: str) -> None:
-        """Everything has ended: say how, and give the Lease back for good."""
-        self.note(released=str(self._holder.epoch), **notes)
+        """Everything has ended: say how, and give the Lease back for good. Of one that is being
+        suspended, all is in its checkpoint: it is suspended."""
+        self._parting = self._checkpoint
+        self.note(**({} if self._parting else notes))
         await self._until_done(release=True)
+        self._superseded = Superseded("the Lease was given back")
+        self._heard(None)
 
     async def _until_done(self, *, release: bool) -> None:
         while True:
@@ -215,6 +264,18 @@ class Fence:
             return timing.renew_every  # frozen already: nothing to hurry for
         later = _RETRY_SECONDS * (1 << min(self._failures - 1, 8))
         return min(later, timing.renew_every / 2)
+
+    async def occupy(self, **notes: str) -> None:
+        """As `acquire`, but only what is there to be had: `Gone` if the Lease is not vacant, nor
+        ours by an earlier attempt. The notes are in it from the first moment."""
+        self.note(**notes)
+        try:
+            while not await self._step():
+                if self._standing in (Standing.MISSING, Standing.ROLLED_BACK):
+                    raise Gone(f"the Lease is {self._standing.value}")
+                await asyncio.sleep(self._pause())
+        except Superseded as error:
+            raise Gone(str(error)) from error
 
     # -- an offer, for whom it is made ------------------------------------------------------------
 
@@ -298,8 +359,10 @@ class Fence:
             async with asyncio.timeout_at(until):
                 await self._read()
         standing = await self._judge()
-        if release and standing in (Standing.RELEASED, Standing.MISSING):
-            return True  # by an earlier attempt, whose answer was lost; or there is nobody to tell
+        if release and standing is Standing.RELEASED:
+            return True  # by an earlier attempt, whose answer was lost
+        if release and standing is Standing.MISSING and not self._parting:
+            return True  # there is nobody to tell
         if standing in (Standing.SUPERSEDED, Standing.RELEASED):
             raise Superseded(f"the Lease says: {standing.value}")
         if standing not in (Standing.HELD, Standing.VACANT) or self._lease is None:
@@ -311,6 +374,7 @@ class Fence:
         self, before: dict[str, Any], after: dict[str, Any], until: float, release: bool = False
     ) -> bool:
         self._offered = self._offered or bool(record_of(after).offer)
+        self._released = self._released or release
         renewal = self._holder.send(self._clock())
         async with asyncio.timeout_at(until):
             answer = await self._api.put(self._path, after)
@@ -318,7 +382,7 @@ class Fence:
             self._doubt(_reason(answer), done=answer.status not in _NOT_DONE)
             return False
         self._lease = _kept(answer.body)
-        self._offered = bool(record_of(self._lease).offer)
+        self._offered, self._released = bool(record_of(self._lease).offer), release
         if not release:
             await self._acknowledged(renewal)
         return True
@@ -395,7 +459,10 @@ class Fence:
         wanted = NO_OFFER if release else self._wanted
         if wanted is not None:
             notes |= dict(zip(_OFFER, wanted, strict=True))
-        metadata["annotations"] = {k: v for k, v in notes.items() if v or k not in _OFFER}
+        notes[_SUSPENDED] = self._parting if release else ""
+        if release:
+            notes[PREFIX + "released"] = str(self._holder.epoch)
+        metadata["annotations"] = {k: v for k, v in notes.items() if v or k not in _FLEETING}
         if spec.get("holderIdentity") != self._holder.identity:
             spec["acquireTime"] = now
             transitions = spec.get("leaseTransitions")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from pyghostty._ffi import ffi, lib, union_fn
-
+from holdfast_sidecar import abi
 from holdfast_wire.errors import Internal
+
+ffi, lib = abi.load()
 
 # Scrollback is bounded in bytes, because the library reuses its pages only then: bounded in lines
 # it unmaps and faults them anew, at a fifth of the speed. Found by measuring: a row takes 8 bytes a
@@ -55,6 +56,21 @@ Rgb = tuple[int, int, int]
 # What a program that asks gets to hear when nobody is attached: light on dark, as most are.
 _FOREGROUND: Final[Rgb] = (0xE6, 0xE6, 0xE6)
 _BACKGROUND: Final[Rgb] = (0x11, 0x14, 0x18)
+
+
+def _by_value(name: str, signature: str) -> Any:
+    """The function under a signature in which a struct stands for its union (`abi.py`)."""
+    return ffi.cast(signature, ffi.addressof(lib, name))
+
+
+_GRID_REF: Final = _by_value(
+    "ghostty_terminal_grid_ref",
+    "GhosttyResult(*)(GhosttyTerminal, GhosttyPointS, GhosttyGridRef*)",
+)
+_TRACK: Final = _by_value(
+    "ghostty_terminal_grid_ref_track",
+    "GhosttyResult(*)(GhosttyTerminal, GhosttyPointS, GhosttyTrackedGridRef*)",
+)
 
 
 def _check(result: int, what: str) -> None:
@@ -113,10 +129,6 @@ class Terminal:
         self._options = _sized("GhosttyFormatterTerminalOptions")
         self._options.selection = self._selection
         self._point = ffi.new("GhosttyPointS*")
-        self._grid_ref = union_fn(
-            "ghostty_terminal_grid_ref",
-            "GhosttyResult(*)(GhosttyTerminal, GhosttyPointS, GhosttyGridRef*)",
-        )
         self._set("SCROLLBACK_MAX_LINES", "size_t", 1 << 40)
         self._bound_scrollback(self.columns)
         self._set("CONTINUATION_MAX_BYTES", "size_t", _CONTINUATION_BYTES)
@@ -277,20 +289,16 @@ class Terminal:
     # -- rows, addressed from the oldest line of scrollback ---------------------------------------
 
     def track(self, row: int) -> TrackedRow:
-        track = union_fn(
-            "ghostty_terminal_grid_ref_track",
-            "GhosttyResult(*)(GhosttyTerminal, GhosttyPointS, GhosttyTrackedGridRef*)",
-        )
         self._point.tag = _SCREEN
         self._point.value.x, self._point.value.y = 0, row
         handle = ffi.new("GhosttyTrackedGridRef*")
-        _check(track(self._handle, self._point[0], handle), "track")
+        _check(_TRACK(self._handle, self._point[0], handle), "track")
         return TrackedRow(handle[0])
 
     def _at(self, column: int, row: int) -> Any:
         self._point.tag = _SCREEN
         self._point.value.x, self._point.value.y = column, row
-        _check(self._grid_ref(self._handle, self._point[0], self._ref), f"cell {column},{row}")
+        _check(_GRID_REF(self._handle, self._point[0], self._ref), f"cell {column},{row}")
         return self._ref
 
     def wraps(self, row: int) -> bool:

@@ -348,12 +348,19 @@ def _process(p: dict[str, Any]) -> Process:
         cwd=p["cwd"],
         uid=p["uid"],
         started_ms=p["started_ms"],
-        fds=tuple(Descriptor(d["fd"], d["target"]) for d in p["fds"]),
+        fds=tuple(_descriptor(d) for d in p["fds"]),
         fds_total=p["fds_total"],
         listening=tuple(_listener(x) for x in p["listening"]),
         wait_channel=p["wait_channel"],
         threads=tuple(_thread(t) for t in p["threads"]),
+        # Said only where it is so, and by an older hold not at all.
+        tracer=p.get("tracer"),
+        own_users=p.get("own_users", False),
     )
+
+
+def _descriptor(d: dict[str, Any]) -> Descriptor:
+    return Descriptor(d["fd"], d["target"], d.get("device"), d.get("protocol"))
 
 
 def _listener(x: dict[str, Any]) -> Listener:

@@ -54,6 +54,10 @@ class Inputs:
         if key:
             self._remember(actor, key, order)
 
+    def forget_keys(self) -> None:
+        """What was typed so far was typed into another session too, whose keys those are."""
+        self._keys.clear()
+
     def seen(self, actor: Actor, key: bytes) -> int | None:
         """The number under which this key was already taken."""
         return self._keys.get((actor, key)) if key else None

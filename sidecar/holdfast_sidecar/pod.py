@@ -5,8 +5,9 @@
 
 Never the command without the Lease, and never the Lease given back while anything runs.
 
-With HOLDFAST_RESTORE the session comes from another pod (`arrival.py`); from any pod it may go to
-another (`departure.py`). The agent that carries it asks at agent.sock (`agent.py`).
+With HOLDFAST_RESTORE the session comes from another pod, or from where it was stored
+(`arrival.py`); from any pod it may go to another, or be stored (`departure.py`). The agent that
+carries it asks at agent.sock (`agent.py`).
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NoReturn
 
-from holdfast_sidecar import agent, probe, sealed, spec, words
+from holdfast_sidecar import agent, probe, sealed, spec, words, workload
 from holdfast_sidecar.agent import AgentError
 from holdfast_sidecar.arrival import Arrival, settle_in
+from holdfast_sidecar.came import Came
 from holdfast_sidecar.departure import Departure
 from holdfast_sidecar.fence import Fence, Superseded
 from holdfast_sidecar.hold import HoldError, HoldEvent, HoldLink, HoldStatus
 from holdfast_sidecar.kube import Api, ApiError
 from holdfast_sidecar.runner import Sidecar, log
 from holdfast_sidecar.session import Exit
-from holdfast_wire.errors import BadRequest, HoldfastError
-from holdfast_wire.ids import session_name, terminal_size
-from holdfast_wire.lease import Epoch, Holder, Standing, Taker, Timing
+from holdfast_sidecar.settings import Settings
+from holdfast_sidecar.survey import Survey
+from holdfast_wire.errors import HoldfastError
+from holdfast_wire.lease import Holder, Standing, Taker
 
 # Connections that a move cut: as many as people read. The journal has them all.
 _CUT_TOLD: Final = 16
@@ -52,92 +54,25 @@ _LOOK_SECONDS: Final = 30.0
 _REMAINS_SECONDS: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """From the environment, as the operator's `pods.py` sets it."""
-
-    session: spec.Spec
-    session_uid: str
-    namespace: str
-    epoch: Epoch
-    timing: Timing
-    pod_uid: str
-    notice: str
-    state: Path
-    hold_socket: Path
-    run: Path
-    credentials: Path
-    probe_port: int
-    restore: bool
-
-    @classmethod
-    def read(cls, env: dict[str, str]) -> Settings:
-        try:
-            return cls._read(env)
-        except KeyError as missing:
-            raise BadRequest(
-                f"{missing.args[0]} is not set: not a pod of the operator's?"
-            ) from None
-        except (ValueError, TypeError) as error:
-            raise BadRequest(f"the environment cannot be understood: {error}") from error
-
-    @classmethod
-    def _read(cls, env: dict[str, str]) -> Settings:
-        state = Path(env.get("HOLDFAST_STATE", "/var/lib/holdfast"))
-        name = session_name(env["HOLDFAST_SESSION"])
-        columns, rows = terminal_size(int(env["HOLDFAST_COLUMNS"]), int(env["HOLDFAST_ROWS"]))
-        epoch = Epoch(int(env["HOLDFAST_EPOCH"]))
-        restore = bool(env.get("HOLDFAST_RESTORE"))
-        return cls(
-            session=spec.Spec(
-                name=name,
-                # A fresh incarnation is another stream of bytes: no client resumes into it.
-                id=f"{env['HOLDFAST_SESSION_UID']}.{epoch}",
-                command=tuple(json.loads(env["HOLDFAST_COMMAND"])),
-                columns=columns,
-                rows=rows,
-                scrollback=int(env["HOLDFAST_SCROLLBACK"]),
-                created=0.0 if restore else _created(state / "created"),
-                epoch=epoch,
-            ),
-            session_uid=env["HOLDFAST_SESSION_UID"],
-            namespace=env["HOLDFAST_NAMESPACE"],
-            epoch=epoch,
-            timing=Timing.of(float(env["HOLDFAST_LEASE_SECONDS"])),
-            pod_uid=env["HOLDFAST_POD_UID"],
-            notice=env.get("HOLDFAST_NOTICE", ""),
-            state=state,
-            hold_socket=Path(env.get("HOLDFAST_HOLD", "/.holdfast/hold.sock")),
-            run=Path(env.get("HOLDFAST_RUN", "/run/holdfast")),
-            credentials=Path(env.get("HOLDFAST_CREDENTIALS", "/var/run/secrets/holdfast")),
-            probe_port=int(env.get("HOLDFAST_PROBE_PORT", probe.PORT)),
-            restore=restore,
-        )
-
-    @property
-    def lease_path(self) -> str:
-        return (
-            f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{self.session.name}"
-        )
-
-
-def _created(path: Path) -> float:
-    """When this incarnation's first sidecar started: the file's own time."""
-    with contextlib.suppress(FileExistsError):
-        path.touch(exist_ok=False)  # of one that exists it would change the time
-    return path.stat().st_mtime
-
-
 class PodSidecar:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         # In a pod that waits for a session there is nothing to open yet.
         self._made = None if settings.restore else self._open(settings.session)
+        self._came = Came(
+            settings.state,
+            settings.session,
+            settings.session_uid,
+            settings.epoch,
+            settings.stored,
+        )
+        self._fence: Fence | None = None
         self._arrival: Arrival | None = None
         self._departure: Departure | None = None
         self._quit: Callable[[], object] = lambda: None  # before anything is served
         self._looked_at, self._looked_when = -1, -_LOOK_SECONDS
         self._facts: dict[str, str] = {}
+        self._survey: Survey | None = None
         self._serving = False
         self._given_up = False
         self._met = False  # the hold that this session began with
@@ -151,14 +86,6 @@ class PodSidecar:
         sidecar.session.exec_readable_by_all = True
         sidecar.session.outlives_its_pod = True
         return sidecar
-
-    def _reopen(self) -> Sidecar:
-        """The session that came from elsewhere. It is the same stream, whatever epoch this is."""
-        told = sealed.load(self._settings.state)
-        if not told.session_id.startswith(f"{self._settings.session_uid}."):
-            raise BadRequest(f"the files are of session {told.session_id}")
-        same = replace(self._settings.session, id=told.session_id, created=told.created)
-        return self._open(same)
 
     @property
     def _sidecar(self) -> Sidecar:
@@ -177,14 +104,15 @@ class PodSidecar:
         identity = f"{settings.pod_uid}/{digest}"
         holder = Holder(settings.timing, identity, settings.epoch)
         fence = Fence(api, settings.lease_path, settings.session_uid, holder, hold, log)
+        self._fence = fence
         if settings.restore:
             taker = Taker(settings.pod_uid, identity, settings.epoch)
-            self._arrival = Arrival(self._reopen, hold, fence, taker, settings.state)
+            self._arrival = Arrival(self._reopen, hold, fence, taker, self._came)
         agents = await agent.serve(settings.state / "agent.sock", self._asked)
         try:
             if self._arrival is not None:
                 self._made = await self._arrival.wait()
-                _write_epoch(settings.run, settings.epoch)
+                self._tell_workload()
                 self._arrival.answer(self._made)
                 status = await hold.status()
             if fence.standing is not Standing.HELD:
@@ -262,11 +190,20 @@ class PodSidecar:
         else:
             self._made.stop()
 
+    def _reopen(self) -> Sidecar:
+        return self._open(self._came.spec())
+
+    def _tell_workload(self) -> None:
+        """Before anything of it runs."""
+        workload.write_epoch(self._settings.run, self._settings.epoch)
+        if (fork := self._sidecar.session.spec.fork) is not None:
+            workload.write_fork(self._settings.run, fork)
+
     async def _begin(self, hold: HoldLink, status: HoldStatus, fence: Fence) -> None:
         settings, session = self._settings, self._sidecar.session
         try:
             await fence.acquire()
-            _write_epoch(settings.run, settings.epoch)
+            self._tell_workload()
             if not status.started:
                 if settings.notice and session.ring.head == 0:
                     session.ring.append(words.banner(settings.notice))
@@ -309,18 +246,36 @@ class PodSidecar:
         if what == "status":
             return self._standing()
         if what == "commit":
-            if self._arrival is None or self._given_up:
-                raise AgentError("refused", "this pod waits for no session")
-            if departure is not None:  # by the sidecar before this one, whose answer was lost
-                return {"seq": self._sidecar.session.ring.head}
-            return await self._arrival.commit(body)
-        if what not in ("park", "seal", "unpark"):
-            raise AgentError("bad_request", "ask: status, park, seal, unpark, commit")
+            return await self._commit(body)
+        if what not in ("park", "seal", "unpark", "suspend"):
+            raise AgentError("bad_request", "ask: status, park, seal, unpark, suspend, commit")
         if departure is None or self._sidecar.requests is None:
+            return self._not_served(what, body)
+        return await {
+            "park": departure.park,
+            "seal": departure.seal,
+            "unpark": departure.unpark,
+            "suspend": departure.suspend,
+        }[what](body)
+
+    def _not_served(self, what: str, body: agent.Body) -> agent.Body:
+        checkpoint = "" if self._fence is None else self._fence.suspended
+        if not checkpoint:
             raise AgentError("not_serving", "no session is served here now")
-        if what == "park":
-            return await departure.park(body)
-        return await (departure.seal(body) if what == "seal" else departure.unpark(body))
+        if what != "suspend" or body.get("checkpoint") != checkpoint:
+            raise AgentError("superseded", f"the session is suspended, as {checkpoint}")
+        # Given back by the sidecar before this one, whose answer was lost.
+        return {"seq": 0 if self._made is None else self._made.session.ring.head}
+
+    async def _commit(self, body: agent.Body) -> agent.Body:
+        if self._arrival is None or self._given_up:
+            raise AgentError("refused", "this pod waits for no session")
+        if self._departure is None:
+            return await self._arrival.commit(body)
+        # Asked before, of this sidecar or of one before it, and the answer was lost.
+        if self._arrival.check(body) != self._came.what():
+            raise AgentError("refused", "another one is served here")
+        return {"seq": self._sidecar.session.ring.head}
 
     def _standing(self) -> agent.Body:
         session = None if self._made is None else self._made.session
@@ -335,11 +290,24 @@ class PodSidecar:
     async def _serve(self, hold: HoldLink, fence: Fence) -> None:
         settings = self._settings
         self._departure = departure = Departure(
-            self._sidecar, fence, settings.state, settings.epoch, settings.pod_uid
+            self._sidecar,
+            fence,
+            settings.state,
+            settings.epoch,
+            settings.pod_uid,
+            settings.timing.settle,
         )
         if settings.restore:
-            settle_in(self._sidecar, settings.state, settings.epoch)
+            settle_in(self._sidecar, self._came)
             fence.note(cut=json.dumps(sealed.cut(settings.state)[:_CUT_TOLD]))
+            fence.renew_now()
+        self._survey = Survey(
+            self._sidecar.session,
+            hold,
+            self._sidecar.frozen,
+            fence.renew_now,
+            settings.survey_every,
+        )
         self._serving = True
 
         async def keep() -> None:
@@ -355,9 +323,8 @@ class PodSidecar:
             self._speaking = True
             await self._nothing_runs(hold)
             keeping.cancel()
-            if (
-                how.by in words.CAUSES
-            ):  # somebody may follow us: what is under way must have arrived
+            if how.by in words.CAUSES:
+                # Somebody may follow us: what is under way must have arrived.
                 await asyncio.sleep(self._settings.timing.settle)
             try:
                 lines = await words.last_lines(self._sidecar.session)
@@ -373,11 +340,13 @@ class PodSidecar:
 
         async with asyncio.TaskGroup() as tasks:
             keeping = tasks.create_task(keep())
+            surveying = tasks.create_task(self._survey.run())
             try:
                 await self._sidecar.run(hold, last_words)
             finally:
                 departure.close()
             keeping.cancel()
+            surveying.cancel()
 
     async def _nothing_runs(self, hold: HoldLink) -> None:
         """The command has ended; what it left behind has a moment more, and is killed then."""
@@ -416,6 +385,8 @@ class PodSidecar:
             self._facts["active"] = active.isoformat(timespec="seconds").replace("+00:00", "Z")
         self._facts["clients"] = str(len(session.turn.participants))
         self._facts["turn"] = session.turn.holder or ""
+        if self._survey is not None and self._survey.note is not None:
+            self._facts["blockers"] = self._survey.note
         return self._facts
 
 
@@ -426,15 +397,6 @@ def _same(path: Path, nonce: str) -> bool:
         new.write_text(nonce)
         new.rename(path)
     return path.read_text() == nonce
-
-
-def _write_epoch(folder: Path, epoch: Epoch) -> None:
-    """For the workload, to fence its own writes elsewhere. It can be read by any user."""
-    new = folder / "epoch.new"
-    new.unlink(missing_ok=True)  # one that a killed sidecar left cannot be written
-    new.write_text(f"{epoch}\n")
-    new.chmod(0o444)
-    new.rename(folder / "epoch")
 
 
 def main() -> int:

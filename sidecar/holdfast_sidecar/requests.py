@@ -87,7 +87,7 @@ class Requests:
             known = ", ".join(self._kinds)
             raise BadRequest(f"{str(kind)[:40]!r} is not a request", f"there are: {known}")
         if kind in _ACTING and self._session.exit is None:
-            self._session.check_here()
+            await self._session.parking.passed()
         try:
             return await handler(asker, body)
         except HoldError as error:

@@ -83,6 +83,9 @@ class Sidecar:
             hold.close()
             session.close()
 
+    def frozen(self) -> bool:
+        return self._frozen
+
     def unpark(self) -> None:
         """The session stays here, with what was typed meanwhile."""
         self.session.unpark()

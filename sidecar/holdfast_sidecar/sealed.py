@@ -1,4 +1,5 @@
-"""What of a session goes along to another pod: files in its folder, and one that says the rest.
+"""What of a session goes along to another pod, or is stored: files in its folder, and one that says
+the rest.
 
 Ring, keyframe and journal are what they always are. `outbox` is hold's, saved; `sealed.json` is
 written last, so where it lies, of this sealing, the others do too.
@@ -9,12 +10,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from holdfast_wire.errors import BadRequest
 
 _NAME: Final = "sealed.json"
 _CUT: Final = "cut.json"  # left by the agent, beside the files
+_KEEPING: Final = "keeping"  # for the next sidecar here: sealed to be stored, and not opened since
 OUTBOX: Final = "outbox"
 _FILES: Final = ("ring", "keyframe", "journal", "journal.1", OUTBOX, _NAME)
 
@@ -33,6 +35,8 @@ class Sealed:
     holder: str | None
     """Who has the turn."""
     holder_attached: bool
+    fork: dict[str, Any] | None = None
+    """Of which session it is one, and as of when."""
     arrived: bool = False
     """Set where it went, once it was served there."""
 
@@ -45,6 +49,18 @@ def save(folder: Path, sealed: Sealed) -> None:
     new = folder / "sealed.new"
     new.write_text(json.dumps(asdict(sealed)))
     new.rename(folder / _NAME)
+
+
+def keep(folder: Path) -> None:
+    (folder / _KEEPING).touch()
+
+
+def kept(folder: Path) -> bool:
+    return (folder / _KEEPING).exists()
+
+
+def open_again(folder: Path) -> None:
+    (folder / _KEEPING).unlink(missing_ok=True)
 
 
 def cut(folder: Path) -> list[tuple[str, str]]:
@@ -73,6 +89,7 @@ def load(folder: Path) -> Sealed:
             active=float(body["active"]),
             holder=None if body["holder"] is None else str(body["holder"]),
             holder_attached=bool(body["holder_attached"]),
+            fork=body.get("fork") if isinstance(body.get("fork"), dict) else None,
             arrived=bool(body.get("arrived", False)),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:

@@ -4,7 +4,8 @@ Output   pty → ring → every outlet, at once; → emulator, at its own pace.
 Input    connection → `write` → turn, idempotency → pty → journal → ack.
 Size     turn's lead → `_fit` → ring mark, pty, emulator.
 
-Parked   no input is taken and the size stays; output goes on. On its way to another pod.
+Parked   no input is taken and the size stays; output goes on. On its way to another pod, or
+         to be stored and go on here.
 Sealed   parked, and nothing moves at all: what the folder has is the session (`seal`).
 """
 
@@ -23,11 +24,12 @@ from holdfast_sidecar.fanout import Outlet
 from holdfast_sidecar.inputs import Inputs, is_focus_report, is_terminal_reply
 from holdfast_sidecar.journal import Journal
 from holdfast_sidecar.outbox import SLOTS, Outbox, Record, records
+from holdfast_sidecar.parking import Parking
 from holdfast_sidecar.pty import BATCH, Pty
 from holdfast_sidecar.ring import MAX_MARKS, Mark, Ring
 from holdfast_sidecar.spec import Spec
 from holdfast_sidecar.turn import Participant, Turn
-from holdfast_wire.errors import Busy, Ended, Internal, Unavailable
+from holdfast_wire.errors import Busy, Ended, Internal
 from holdfast_wire.frames import Control, Gap, Part, Snapshot, encode
 from holdfast_wire.ids import Actor, ClientId
 
@@ -44,9 +46,6 @@ _JOURNAL_SECONDS: Final = 0.02
 _RESERVED_SECONDS: Final = 10.0
 # A snapshot's part: whole frames well under the limit.
 _PART: Final = 512 << 10
-
-
-_MOVING: Final = {"kind": "moving"}
 
 
 class Exit:
@@ -69,17 +68,20 @@ class Session:
         # In a cluster another incarnation follows one whose pod goes.
         self.outlives_its_pod = False
         self.superseded = False
-        self.parked = self.sealed = False
+        self.parking = Parking(self.tell)
+        self.sealed = False
         self.ring = Ring(folder / "ring")
         self.turn = Turn()
         self.inputs = Inputs()
         self.journal = Journal(folder / "journal")
         self.exit: Exit | None = None
-        self.last_active = time.time()
+        self.last_active, self._active_head = time.time(), self.ring.head
         marks = self.ring.marks_after(0)
         self.size = (marks[-1].columns, marks[-1].rows) if marks else (spec.columns, spec.rows)
         self._keyframe = folder / "keyframe"
         terminal, seq = recover(self.ring, self._keyframe, self.size, spec.scrollback)
+        if not marks:  # a fork may have been asked to be of another size than what it is a fork of
+            self.size = (terminal.columns, terminal.rows)
         self.title = terminal.title.decode("utf-8", "replace")
         version = f"holdfast {__version__}"
         self.emulator = Emulator(self.ring, terminal, seq, self._keyframe, version)
@@ -101,6 +103,8 @@ class Session:
             key = str(record.get("key", "")).encode("latin-1", "replace")
             self.inputs.restore(int(record["order"]), Actor(str(record["actor"])), key)
             self._position = max(self._position, int(record["position"]))
+        elif record.get("kind") == "forked":
+            self.inputs.forget_keys()
 
     def start(self, master: int, outbox: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -149,7 +153,8 @@ class Session:
 
     def _emulate(self) -> None:
         self._emulate_soon = None
-        self.last_active = time.time()
+        if self.ring.head != self._active_head:  # to be looked at, or stored, is not to be active
+            self._active_head, self.last_active = self.ring.head, time.time()
         self.emulator.advance(self.ring.head)
 
     async def more_output(self) -> None:
@@ -198,8 +203,8 @@ class Session:
         """From here on the client hears the news; it has had its answer."""
         self._outlets[client] = outlet
         self.tell_clients()
-        if self.parked:
-            outlet.send(Control(_MOVING))
+        if self.parking.news is not None:
+            outlet.send(Control(self.parking.news))
 
     def leave(self, client: ClientId) -> None:
         self._outlets.pop(client, None)
@@ -272,7 +277,7 @@ class Session:
         """Writes to the terminal, or not if the key was seen; `done(order, duplicate)` follows."""
         if self.exit is not None:
             raise Ended(f"{self.spec.name} has ended", "its screen can still be read")
-        self.check_here()
+        self.parking.check()
         if client is not None and self._is_automatic(client, data):
             done(self.inputs.last, False)
             return
@@ -350,17 +355,15 @@ class Session:
             outlet.send(Snapshot(seq, *size, Part(part), piece))
         outlet.stream_from(seq, size)
 
-    # -- moving -----------------------------------------------------------------------------------
+    # -- moving, and being stored -----------------------------------------------------------------
 
-    def check_here(self) -> None:
-        """Raises while the session is on its way to another pod, where the asker will find it."""
-        if self.parked:
-            raise Unavailable("the session is being moved", "try again in a moment")
+    @property
+    def parked(self) -> bool:
+        return self.parking.parked
 
-    def park(self) -> None:
-        if not self.parked:
-            self.parked = True
-            self.tell(_MOVING)
+    def park(self, *, saving: bool = False) -> None:
+        """`saving`: to be stored, and not to be moved."""
+        self.parking.park(saving=saving)
 
     async def seal(self) -> None:
         """Everything of the session is stopped. After this its files are the session as it stands,
@@ -391,9 +394,13 @@ class Session:
     def unpark(self) -> None:
         """It stays here."""
         self.unseal()
-        self.parked = False
+        self.parking.open()
         self._fit()
-        self.tell({"kind": "stayed"})
+
+    def say(self, data: bytes) -> None:
+        """What the sidecar itself has to say in the terminal, before this session is served."""
+        self.ring.append(data)
+        self.emulator.advance(self.ring.head)
 
     def reserve_turn(self, holder: Actor, attached: bool) -> None:
         """The turn as it was elsewhere. Who was attached there has a moment to come back."""
@@ -416,6 +423,7 @@ class Session:
             self.pty.drain()
         self.flush_journal()
         self.exit = how
+        self.parking.wake()
         self._publish()
         self._emulate()
         self.journal.add("ended", **how.to_json())
@@ -438,6 +446,7 @@ class Session:
     def close(self) -> None:
         self.pty.close()
         self.flush_journal()
+        self.parking.close()
         for handle in (self._publish_soon, self._emulate_soon, self._reserved):
             if handle is not None:
                 handle.cancel()

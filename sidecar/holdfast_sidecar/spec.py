@@ -23,6 +23,7 @@ class Spec:
     scrollback: int
     created: float
     epoch: int | None = None  # in a cluster: which incarnation this is
+    fork: dict[str, Any] | None = None  # and of which session's it is a copy, if it is one
 
 
 def load(path: Path) -> Spec:

@@ -23,6 +23,8 @@ from posixpath import basename
 class Descriptor:
     fd: int
     target: str
+    device: str | None = None  # "char 10:229", "block 8:0"
+    protocol: str | None = None  # a socket's, as the kernel names it: TCP, UNIX, MPTCP
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Process:
     listening: tuple[Listener, ...]
     wait_channel: str
     threads: tuple[Thread, ...]
+    tracer: int | None = None  # the process that traces it: a debugger, strace
+    own_users: bool = False  # it has a user namespace of its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""What a pod's sidecar says for people: how a session ended, what its screen showed then, and the
-line before its first."""
+"""What a pod's sidecar says for people: how a session ended, what its screen showed then, the
+line before its first, and the one where it goes on from a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from holdfast_sidecar import snapshot
 from holdfast_sidecar.session import Exit, Session
+from holdfast_sidecar.stored import Stored, Why
 
 # What of the screen stays readable in the Session's status.
 _LAST_LINES: Final = 20
@@ -45,6 +46,20 @@ def plain_lines(text: str) -> list[str]:
             break
         lines.append(clean)
     return lines[::-1]
+
+
+def gone_on(stored: Stored, now: float) -> bytes:
+    """For the terminal, where something is other than it was; nothing where all is as it was."""
+    when = f"{datetime.fromtimestamp(stored.taken, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    said = {
+        Why.RECOVER: (
+            f"Restored from the checkpoint of {when}: what happened in the"
+            f" {max(0, round(now - stored.taken))} s since is gone, and connections are cut."
+        ),
+        Why.FORK: f"This is a fork of {stored.origin}, taken {when}; connections are cut.",
+        Why.WAKE: "",
+    }[stored.why]
+    return b"\r\n" + banner(said) if said else b""
 
 
 def banner(notice: str) -> bytes:

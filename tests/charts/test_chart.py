@@ -110,8 +110,11 @@ def test_what_is_installed(render: Render) -> None:
         ("Role", "holdfast-leader"),
         ("RoleBinding", "holdfast-leader"),
         ("Secret", "holdfast-node"),
+        ("Secret", "holdfast-webhook"),
+        ("Service", "holdfast-webhook"),
         ("ServiceAccount", "holdfast"),
         ("ServiceAccount", "holdfast-node"),
+        ("ValidatingWebhookConfiguration", "holdfast-webhook"),
     ]
 
 
@@ -125,7 +128,8 @@ def test_optional_kinds(render: Render) -> None:
         {"port": "http", "path": "/metrics", "interval": "30s"}
     ]
     assert policy["ingress"] == [
-        {"ports": [{"port": "http", "protocol": "TCP"}], "from": [{"namespaceSelector": {}}]}
+        {"ports": [{"port": "http", "protocol": "TCP"}], "from": [{"namespaceSelector": {}}]},
+        {"ports": [{"port": "webhook", "protocol": "TCP"}]},
     ]
 
 
@@ -173,6 +177,7 @@ def test_the_operators_environment(render: Render) -> None:
         "HOLDFAST_LOG_LEVEL": "info",
         "HOLDFAST_NAMESPACE": {"fieldPath": "metadata.namespace"},
         "HOLDFAST_POD_NAME": {"fieldPath": "metadata.name"},
+        "HOLDFAST_WEBHOOK_KEYS": "/etc/holdfast-webhook",
     }
 
 
@@ -197,9 +202,44 @@ def test_the_operators_environment_by_values(render: Render) -> None:
     assert environment(container)["HOLDFAST_WATCH_NAMESPACES"] == "one,two"
 
 
+def test_the_node_agents_store(render: Render) -> None:
+    values = {"nodeAgent": {"store": {"path": "/data/holdfast", "sizeLimit": "5Gi"}}}
+    pod = by_name(render(**values))["DaemonSet", "holdfast-node"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert environment(container)["HOLDFAST_STORE_BYTES"] == "5Gi"
+    assert {"name": "store", "mountPath": "/var/lib/holdfast-node"} in container["volumeMounts"]
+    assert {
+        "name": "store",
+        "hostPath": {"path": "/data/holdfast", "type": "DirectoryOrCreate"},
+    } in pod["volumes"]
+
+
+def test_the_node_agents_bucket(render: Render) -> None:
+    def agent(**s3: str) -> dict[str, Any]:
+        items = by_name(render(nodeAgent={"s3": s3}))
+        (container,) = items["DaemonSet", "holdfast-node"]["spec"]["template"]["spec"]["containers"]
+        return {item["name"]: item.get("value", item.get("valueFrom")) for item in container["env"]}
+
+    assert not [name for name in agent() if "S3" in name or "AWS" in name]
+    found = agent(bucket="kept", endpoint="https://s3.example:9000", prefix="a/b", region="eu-1")
+    assert [found[f"HOLDFAST_S3_{key}"] for key in ("BUCKET", "PREFIX", "ENDPOINT", "REGION")] == [
+        "kept",
+        "a/b",
+        "https://s3.example:9000",
+        "eu-1",
+    ]
+    assert not [name for name in found if "AWS" in name]
+    found = agent(bucket="kept", secretName="bucket")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert found[name] == {"secretKeyRef": {"name": "bucket", "key": name}}
+
+
 def test_probes(render: Render) -> None:
     _pod, container = operator(render())
-    assert container["ports"] == [{"name": "http", "containerPort": 8080, "protocol": "TCP"}]
+    assert container["ports"] == [
+        {"name": "http", "containerPort": 8080, "protocol": "TCP"},
+        {"name": "webhook", "containerPort": 8443, "protocol": "TCP"},
+    ]
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
 
@@ -219,8 +259,9 @@ def test_restricted_profile(render: Render, name: str) -> None:
         "capabilities": {"drop": ["ALL"]},
     }
     assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & pod.keys()
-    assert all(set(volume) == {"name", "emptyDir"} for volume in pod["volumes"])
-    assert "hostPort" not in container["ports"][0]
+    kinds = {volume["name"]: set(volume) - {"name"} for volume in pod["volumes"]}
+    assert kinds == {"tmp": {"emptyDir"}, "webhook": {"secret"}}
+    assert not any("hostPort" in port for port in container["ports"])
     assert {"requests", "limits"} <= container["resources"].keys()
 
 
@@ -250,12 +291,18 @@ WRONG_VALUES = [
     ("sidecar.extraEnv.TZ=UTC", "extraEnv"),
     ("operator.extraEnv[0].name=HOLDFAST_IMAGE,operator.extraEnv[0].value=x", "extraEnv"),
     ("operator.extraEnv[0].name=TZ,operator.extraEnv[0].valueFrom.x=y", "extraEnv"),
+    ("nodeAgent.store.sizeLimit=20G", "sizeLimit"),
+    ("nodeAgent.store.path=var/lib", "path"),
+    ("nodeAgent.s3.bucket=A", "bucket"),
+    ("nodeAgent.s3.endpoint=minio:9000", "endpoint"),
     ("serviceAccount.name=Upper", "name"),
     ("crds.install=maybe", "install"),
     ("crds.keep=true", "keep"),
     ("rbac.aggregate=1", "aggregate"),
     ("metrics.podMonitor.interval=often", "interval"),
     ("networkPolicy.from=all", "from"),
+    ("webhook.enabled=yes", "enabled"),
+    ("webhook.failurePolicy=Fail", "failurePolicy"),
     ("imagePullSecrets={pull}", "imagePullSecrets"),
     ("replicaCount=2", "replicaCount"),
 ]
@@ -320,3 +367,17 @@ def test_the_notes_name_a_namespace_that_is_watched(notes: Callable[..., str]) -
     assert "kubectl apply --namespace one" in text
     assert "It looks after sessions in: one, two" in text
     assert "apply them yourself" in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("webhook.enabled=true", "and so does the eviction of a session's pod"),
+        ("webhook.enabled=false", "webhook.enabled is false"),
+        ("nodeAgent.enabled=false", "nodeAgent.enabled is false"),
+    ],
+)
+def test_the_notes_say_what_a_drain_does(
+    notes: Callable[..., str], setting: str, said: str
+) -> None:
+    assert said in notes("--set", setting)

@@ -47,7 +47,7 @@ RULES: dict[str, list[Rule]] = {
         (("events.k8s.io",), ("events",), ("create",), ()),
     ],
     "holdfast-nodes": [
-        (("",), ("nodes",), ("list", "watch"), ()),
+        (("",), ("nodes",), READ, ()),
     ],
     "holdfast-node": [
         (("holdfast.dev",), ("checkpoints",), READ, ()),

@@ -237,6 +237,7 @@ def test_only_loopback_is_served(place: Place, host: str) -> None:
     assert b"loopback" in failed.stderr
 
 
+@pytest.mark.timed
 def test_a_stop_is_prompt_with_connections_open(place: Place) -> None:
     place.session("build")
     place.start()

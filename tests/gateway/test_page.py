@@ -307,6 +307,7 @@ def test_a_flood_leaves_the_page_alive_and_whole(running: Place, tab: OpenTab) -
     page.shows("\nstill-here")
 
 
+@pytest.mark.timed
 def test_a_flood_can_be_stopped_from_the_page(running: Place, tab: OpenTab) -> None:
     page = tab().open(running.link("build")).live()
     page.type("yes holdfast\n")

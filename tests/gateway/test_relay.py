@@ -107,7 +107,7 @@ class Client:
     async def send(self, *frames: Frame) -> None:
         await self.socket.send_bytes(b"".join(encode(frame) for frame in frames))
 
-    async def until(self, wanted: type[Frame] | Any, seconds: float = 10) -> Any:
+    async def until(self, wanted: type[Frame] | Any, seconds: float = 40) -> Any:
         """The next frame for which `wanted` holds; others wait in `frames` for their turn."""
         test = (lambda f: isinstance(f, wanted)) if isinstance(wanted, type) else wanted
         async with asyncio.timeout(seconds):
@@ -194,6 +194,7 @@ async def test_what_cannot_be_decoded_ends_only_its_own_connection(served: Place
         await good.until(lambda f: isinstance(f, Control) and f.body.get("id") == 5)
 
 
+@pytest.mark.timed
 async def test_a_gateway_stops_at_once_though_a_client_does_not_read() -> None:
     with gateway_kit.place() as here:
         here.session("build")

@@ -67,6 +67,7 @@ def started(place: Place) -> list[str]:
     return [line for line in place.log().splitlines() if "sidecar_started" in line]
 
 
+@pytest.mark.timed
 def test_a_killed_sidecar_is_replaced_within_a_tenth_of_a_second(place: Place) -> None:
     place.session("build")
     place.start()

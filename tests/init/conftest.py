@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway_kit import remove
 from holdfast_sidecar.hold import HoldEvent, HoldLink
 
 from .holding import (
@@ -129,7 +129,7 @@ def room() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="hold-"))
     path.chmod(0o777)
     yield path
-    shutil.rmtree(path)
+    remove(path)
 
 
 @pytest.fixture(params=["release", "asan"])

@@ -19,7 +19,7 @@ from holdfast_sidecar.hold import EventKind, HoldError, HoldEvent, HoldLink
 from holdfast_sidecar.state import Graph
 
 T = TypeVar("T")
-PATIENCE = 10.0  # a limit on a wrong answer; a right one comes in milliseconds
+PATIENCE = 30.0  # a limit on a wrong answer; a right one comes in milliseconds
 
 
 @dataclass(frozen=True)

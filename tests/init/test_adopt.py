@@ -115,7 +115,7 @@ async def restore(python: str, container: Container) -> AsyncIterator[Restore]:
 
 def ask(pod: Waiting, request: str, *fds: int) -> dict[str, object]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(5)
+        sock.settimeout(30)
         sock.connect(pod.socket)
         socket.send_fds(sock, [request.encode()], list(fds))
         answer: dict[str, object] = json.loads(sock.recv(65536))

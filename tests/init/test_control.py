@@ -23,7 +23,7 @@ PYTHON = str(Path(sys.executable).resolve())
 
 def raw(session: Session) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.settimeout(5)
+    sock.settimeout(30)
     sock.connect(session.socket)
     return sock
 

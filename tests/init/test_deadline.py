@@ -56,6 +56,7 @@ async def frozen(session: Session) -> None:
     assert {p.state for p in (await session.link.graph()).processes} == {"T"}
 
 
+@pytest.mark.timed
 async def test_freezes_in_time_though_its_peer_is_stopped(start: Start, python: str) -> None:
     session = await start(python, "-c", TICKER)
     await session.terminal.expect(b"ticking")

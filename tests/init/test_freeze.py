@@ -79,6 +79,7 @@ async def test_jobs_stopped_before_stay_stopped_after(start: Start) -> None:
     await session.graph_when(lambda g: "sleep" not in names(g), "the end of the job")
 
 
+@pytest.mark.timed
 async def test_forking_loops_are_frozen_whole(start: Start) -> None:
     loop = "while [ $SECONDS -lt 20 ]; do (true) & true; /bin/true; echo >> rounds; done"
     session = await start("bash", "-c", f"({loop}) & ({loop}) & {loop}")

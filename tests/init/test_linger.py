@@ -7,6 +7,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from holdfast_sidecar.hold import EventKind
 
 from .holding import Session, Start, Wait, Waiting
@@ -18,6 +20,7 @@ def tell_to_go(session: Session | Waiting) -> None:
     os.kill(session.link.hold_pid, signal.SIGTERM)
 
 
+@pytest.mark.timed
 async def test_it_is_announced_and_then_heeded(start: Start) -> None:
     session = await start("cat", options=("--linger", "700"))
     assert not (await session.link.status()).lingering
@@ -38,6 +41,7 @@ async def test_it_is_announced_and_then_heeded(start: Start) -> None:
     assert [e.kind for e in session.events] == [EventKind.LEAVING, EventKind.EXITED]
 
 
+@pytest.mark.timed
 async def test_another_sigterm_neither_ends_nor_prolongs_it(start: Start) -> None:
     session = await start("cat", options=("--linger", "1000"))
     begin = time.monotonic()
@@ -50,6 +54,7 @@ async def test_another_sigterm_neither_ends_nor_prolongs_it(start: Start) -> Non
     assert [e.kind for e in session.events] == [EventKind.LEAVING, EventKind.EXITED]
 
 
+@pytest.mark.timed
 async def test_after_it_the_grace_is_as_ever(start: Start) -> None:
     stubborn = ("sh", "-c", "trap '' HUP TERM; echo ready; while :; do sleep 1; done")
     session = await start(*stubborn, options=("--linger", "200", "--term-grace", "300"))

@@ -103,6 +103,7 @@ async def test_the_filter_is_the_tree_s_and_not_hold_s(start: Start) -> None:
     assert seccomp(hold) == seccomp(os.getpid())
 
 
+@pytest.mark.timed
 @needs_root
 async def test_pids_are_left_to_who_restores(container: Container) -> None:
     pod = await container(1000, "cat", options=("--reserve", "300"))
@@ -123,6 +124,7 @@ async def test_none_are_used_up_that_are_gone_already(container: Container) -> N
     assert 2 < keeper < 100
 
 
+@pytest.mark.timed
 async def test_without_a_namespace_none_are_reserved(wait: Wait) -> None:
     waiting = await wait("cat", options=("--reserve", "10000"))
     begin = time.monotonic()

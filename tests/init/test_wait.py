@@ -26,7 +26,7 @@ def now() -> int:
 
 def ask(waiting: Waiting, *requests: bytes) -> list[dict[str, object]]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(5)
+        sock.settimeout(30)
         sock.connect(waiting.socket)
         answers = []
         for request in requests:
@@ -206,6 +206,7 @@ async def test_the_exit_says_what_called_for_it(wait: Wait, first: str) -> None:
     terminal.close()
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("first", ["end", "term"])
 async def test_the_grace_after_sigterm_is_an_option(wait: Wait, first: str) -> None:
     stubborn = ("bash", "-c", "trap '' HUP TERM; echo up; while :; do read x; done")

@@ -25,7 +25,7 @@ class Result:
     takeovers: int  # runs in which a second incarnation ran
     refused: int  # times that the gate kept a woken incarnation's bytes out
     live: int  # runs that were judged for liveness too
-    moved: int  # runs in which an offer was taken
+    moved: int  # runs in which an offer was taken, or one was suspended
     finding: Finding | None
 
 

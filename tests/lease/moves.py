@@ -1,6 +1,6 @@
 """A live incarnation changes places: the agents of two nodes, and the sidecar that waits at the
-second around the production `Taker`. The agents go on where a sidecar was killed; they are paused
-and crash with the source's node."""
+second around the production `Taker`. Or it is suspended, by one agent. The agents go on where a
+sidecar was killed; they are paused and crash with the source's node."""
 
 from __future__ import annotations
 
@@ -97,3 +97,26 @@ class Move(Actor):
             self.source.hold.parked = False
             self.source.hold.check()
             self.gone = True
+
+
+class Suspension(Move):
+    """Freezes it, waits, and has the Lease given back; at `end`, if it was not, has it stay."""
+
+    since: float | None = None  # frozen
+
+    def begin(self, sidecar: Sidecar) -> None:
+        hold, timing = self.source.hold, self.world.rules.timing
+        if sidecar.releasing or hold.ending or not hold.started:
+            return
+        hold.parked = True
+        hold.check()
+        if hold.state is not State.STOPPED:
+            return
+        self.since = self.now() if self.since is None else self.since
+        if self.now() - self.since >= timing.settle and not sidecar.suspending:
+            self.say("frozen; to be suspended")
+            sidecar.suspending = True
+
+    def stay(self, sidecar: Sidecar) -> None:
+        sidecar.suspending = False
+        super().stay(sidecar)

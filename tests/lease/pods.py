@@ -130,6 +130,7 @@ class Sidecar(Actor):
         self.releasing = self.settled = False
         self.wanted: tuple[str, str] | None = None  # the offer; None: as it is found
         self.agreed = False  # acknowledged since it was wanted
+        self.suspending = False  # to be given back, unless it is called off before that has landed
 
     def want(self, offer: tuple[str, str]) -> None:
         """Goes with the next renewal."""
@@ -174,6 +175,10 @@ class Sidecar(Actor):
             self.read()
             return
         if self.releasing:
+            return
+        if self.suspending:
+            put = partial(self.world.store.put, self.record.version, self.pod.epoch, "", True)
+            self.call(put, self.on_released)
             return
         renewal = self.holder.send(self.now())
         offer = self.wanted or (self.record.offer, self.record.offered)
@@ -230,6 +235,7 @@ class Sidecar(Actor):
             self.read()
         else:
             self.say("released")
+            self.world.moved += self.suspending
             self.hold.kill()
             self.gone = True
 
@@ -285,10 +291,10 @@ class Pod:
             self.move(end)
 
     def move(self, end: float) -> None:
-        from .moves import Move
+        from .moves import Move, Suspension
 
         if not self.hold.gone:
-            Move(self.world, self, end)
+            (Suspension if self.world.rules.suspends else Move)(self.world, self, end)
 
     def resume(self, sidecar: Sidecar) -> None:
         if not self.hold.gone:

@@ -13,7 +13,7 @@ from holdfast_wire.lease import Timing
 from .explore import explore, refutes, shrink, tell
 from .model import FOREVER, Clock, Fault, Kind, Plan, Rates, bound, imagine, tight
 from .oracle import Gate, Life, Oracle
-from .variants import ALL, BROKEN, MOVES, SHIPPED, USUAL, Variant
+from .variants import ALL, BROKEN, MOVES, SHIPPED, SUSPENDS, USUAL, Variant
 from .world import Rules, World
 
 SLOW: Rates = ((0.0, 0.9),)
@@ -111,6 +111,10 @@ STORIES = {
     # Given up while the taking is on its way: too close a race to be told by hand.
     "take-no-swap": imagine(715, USUAL.timing, moves=True),
     "thaw-early": replace(WORST, faults=(Fault(1, Kind.MOVE, 0, 3),)),
+    # Its release is on its way when it is called off.
+    "resume-early": replace(
+        WORST, requests=(1.0,), faults=(Fault(1, Kind.MOVE, 0, 7),), horizon=40
+    ),
     "status-behind": replace(
         WORST,
         faults=(Fault(1, Kind.MOVE), Fault(20, Kind.MOVE, 1), Fault(35, Kind.DELETE)),
@@ -207,6 +211,19 @@ def test_a_killed_sidecar_comes_back_to_the_same_incarnation() -> None:
     world = World(plan, USUAL)
     world.run()
     assert (len(world.pods), world.oracle.freezes) == (1, 0)
+
+
+def test_what_is_suspended_is_replaced_and_what_is_called_off_goes_on() -> None:
+    suspended = World(replace(WORST, faults=(Fault(5, Kind.MOVE),)), SUSPENDS)
+    suspended.run()
+    assert [life.epoch for life in suspended.oracle.lives if life.running] == [2]
+    assert suspended.moved == 1
+    # No answer comes, and nothing lands, until it is called off.
+    faults = (Fault(5, Kind.MOVE, 0, 5), Fault(8, Kind.CUT, 0, 4))
+    stayed = World(replace(WORST, faults=faults), SUSPENDS)
+    stayed.run()
+    assert [life.epoch for life in stayed.oracle.lives if life.running] == [1]
+    assert (stayed.moved, stayed.oracle.freezes) == (0, 1)
 
 
 def test_what_is_moved_goes_on_there_and_what_is_not_goes_on_here() -> None:

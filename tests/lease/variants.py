@@ -1,4 +1,5 @@
-"""The shipped rules at three durations and with live moves, and rules with one thing broken each.
+"""The shipped rules at three durations, with live moves and with suspensions, and rules with one
+thing broken each.
 
 The checker is worth something only if it refutes every broken one by the same search that finds
 nothing against the shipped ones.
@@ -26,12 +27,14 @@ class Variant:
 
 USUAL: Final = Rules(Timing.of(20))
 MOVES: Final = replace(USUAL, moves=True)
+SUSPENDS: Final = replace(MOVES, suspends=True)
 
 SHIPPED: Final = (
     Variant("usual", USUAL, True, "the shipped rules, 20 s"),
     Variant("shortest", Rules(Timing.of(SHORTEST)), True, f"the shipped rules, {SHORTEST} s"),
     Variant("tight", Rules(tight()), True, "the duration exactly at the inequality's bound"),
     Variant("moves", MOVES, True, "the shipped rules, 20 s, and live moves", 0.25),
+    Variant("suspends", SUSPENDS, True, "the shipped rules, 20 s, and suspensions", 0.25),
 )
 
 BROKEN: Final = (
@@ -62,6 +65,12 @@ BROKEN: Final = (
         replace(MOVES, status_first=False),
         False,
         "moved again though the status lacks the epoch",
+    ),
+    Variant(
+        "resume-early",
+        replace(SUSPENDS, thaw_waits=False),
+        False,
+        "thawed with its release in doubt",
     ),
 )
 

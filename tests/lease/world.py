@@ -36,6 +36,7 @@ class Rules:
     settle: bool = True  # before a release
     gate: bool = True  # epochs are checked where bytes are accepted
     moves: bool = False  # incarnations change places alive, too
+    suspends: bool = False  # instead of that they are suspended
     offer_swaps: bool = True  # an offer is taken by compare-and-swap
     thaw_waits: bool = True  # for the withdrawal to be acknowledged
     status_first: bool = True  # a pod for the next epoch is made when the status has this one

@@ -8,72 +8,14 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from holdfast_node import cpu, log, peers
-from holdfast_node.order import Left, Order, Phase, status
 from holdfast_node.peers import Refused, SidecarLink, ask_hold
-from holdfast_node.settings import Settings
+from holdfast_node.settings import Bucket, Settings
 from holdfast_wire.errors import BadRequest, Unavailable
-
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-
-
-def item(**changes: Any) -> dict[str, Any]:
-    spec = {
-        "sessionName": "build", "sessionUID": "u", "epoch": 3, "trigger": "Drain",
-        "sourceNode": "n", "sourcePodUID": "p", "targetNode": "m", "targetPodUID": "q",
-        "image": "i@sha256:0", "volumes": ["/data"], "deadlineSeconds": 30,
-    }  # fmt: skip
-    spec |= changes.pop("spec", {})
-    meta = {"namespace": "team", "name": "build-3-q", "uid": "c"}
-    return {"metadata": meta, "spec": spec, **changes}
-
-
-def test_an_order() -> None:
-    order = Order.of(item())
-    assert (order.session, order.epoch, order.source_pod, order.target_pod) == (
-        "build",
-        3,
-        "p",
-        "q",
-    )
-    assert (order.volumes, order.deadline, order.phase) == (("/data",), 30.0, Phase.PENDING)
-    assert not order.over
-    assert Order.of(item(status={"phase": "Complete"})).over
-    assert Order.of(item(status={"phase": "Failed"})).over
-    assert not Order.of(item(status={"phase": "Dumping"})).over
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"epoch": "x"}, {"epoch": None}, {"volumes": 3}, {"deadlineSeconds": "long"}]
-)
-def test_what_orders_no_move(wrong: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest):
-        Order.of(item(spec=wrong))
-    for missing in ("targetNode", "targetPodUID", "sourceNode", "sourcePodUID"):
-        body = item()
-        del body["spec"][missing]
-        with pytest.raises(BadRequest):
-            Order.of(body)
-
-
-def test_what_is_said_of_it() -> None:
-    assert status("n", Phase.DUMPING, "", None, NOW) == {
-        "phase": "Dumping",
-        "node": "n",
-        "startedAt": "2026-01-02T03:04:05Z",
-    }
-    left = Left(1000, "sha256:" + "0" * 64, 0.51234)
-    done = status("n", Phase.COMPLETE, "", left, NOW)
-    assert (done["sizeBytes"], done["freezeSeconds"]) == (1000, 0.512)
-    assert done["conditions"][0]["status"] == "True"
-    failed = status("n", Phase.FAILED, "a tracer", None, NOW)["conditions"][0]
-    assert (failed["status"], failed["message"]) == ("False", "a tracer")
 
 
 def test_settings(tmp_path: Path) -> None:
@@ -85,9 +27,20 @@ def test_settings(tmp_path: Path) -> None:
             Settings.from_env({key: value for key, value in given.items() if key != missing})
     with pytest.raises(BadRequest):
         Settings.from_env({**given, "HOLDFAST_LOG_LEVEL": "loud"})
+    assert settings.store_bytes == 20 << 30
+    for text, size in (("5Gi", 5 << 30), ("1000", 1000), ("3Ti", 3 << 40)):
+        assert Settings.from_env({**given, "HOLDFAST_STORE_BYTES": text}).store_bytes == size
+    for wrong in ("5G", "-1", "many", "1.5Gi", "²"):
+        with pytest.raises(BadRequest):
+            Settings.from_env({**given, "HOLDFAST_STORE_BYTES": wrong})
+    assert settings.bucket is None
+    s3 = {"HOLDFAST_S3_BUCKET": "kept", "HOLDFAST_S3_PREFIX": "/a/b/"}
+    assert Settings.from_env({**given, **s3}).bucket == Bucket("kept", "a/b")
+    with pytest.raises(BadRequest):
+        Settings.from_env({**given, **s3, "HOLDFAST_S3_ENDPOINT": "minio:9000"})
     own = Settings("n", "a", keys=tmp_path)
-    for wrong in (b"", b"!!", base64.b64encode(b"short")):
-        (tmp_path / "seal.key").write_bytes(wrong)
+    for bad in (b"", b"!!", base64.b64encode(b"short")):
+        (tmp_path / "seal.key").write_bytes(bad)
         with pytest.raises(BadRequest):
             own.seal_key()
     (tmp_path / "seal.key").write_bytes(base64.b64encode(bytes(range(32))))

@@ -191,9 +191,7 @@ PIECE = 1 << 20
 
 
 def sealed(data: bytes, what: str = "c/layer") -> bytes:
-    target = io.BytesIO()
-    seal(io.BytesIO(data), target, KEYS, what)
-    return target.getvalue()
+    return b"".join(seal(io.BytesIO(data), KEYS, what))
 
 
 def opened(data: bytes, what: str = "c/layer", keys: Keys = KEYS) -> bytes:

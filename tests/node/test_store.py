@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from holdfast_node import store
 from holdfast_node.pair import Facts, Fault, Keys, Manifest, Part, Unfit
-from holdfast_node.store import Kept, NoRoom, Peer, surplus
+from holdfast_node.store import NoRoom, Peer
 from holdfast_wire.errors import AlreadyExists, BadRequest, NotFound
 
 KEYS = Keys(b"0123456789abcdef0123456789abcdef")
@@ -129,23 +130,34 @@ def test_over_the_budget_is_refused_with_the_reason(tmp_path: Path) -> None:
     assert everything(tmp_path / "small") == everything(tmp_path / "full") == []
 
 
-def test_orphans(peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_whole(peer: Peer, tmp_path: Path) -> None:
     for session in ("uid-1", "uid-2"):
         facts = replace(FACTS, session=session)
         peer.put(tmp_path / session, laid(tmp_path / session, facts))
-    root = tmp_path / "store"
-    assert peer.orphans({"uid-1", "uid-2"}) == []
-    assert peer.orphans({"uid-2"}) == [root / "uid-1"]
+    root, now = tmp_path / "store", time.time()
+    assert peer.unfinished(now) == []
     # An agent that was killed while it wrote.
     (root / "uid-2/.build-2-2-abcd").mkdir()
     (root / "uid-2/build-2-1/manifest").write_bytes(b"damaged")
-    left = peer.orphans({"uid-1", "uid-2"})
+    assert peer.unfinished(now) == [root / "uid-2/.build-2-2-abcd"]
+    left = peer.unfinished(now + 90_000)  # the secret was not wrong for a moment only
     assert left == [root / "uid-2/.build-2-2-abcd", root / "uid-2/build-2-1"]
     for orphan in left:
         peer.remove(orphan)
-    assert peer.orphans({"uid-1", "uid-2"}) == []
+    assert peer.unfinished(now + 90_000) == []
+    assert [path.name for path in root.iterdir()] == ["uid-1"]
     with pytest.raises(NotFound):
         peer.remove(tmp_path)
+
+
+def test_a_disk_without_room_is_not_begun_on(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.put(tmp_path / "in", laid(tmp_path / "in"))
+    monkeypatch.setattr(store, "free", lambda _folder: 1 << 20)
+    with pytest.raises(NoRoom, match="has 2 MiB and the node's disk 1 MiB free"):
+        peer.get("uid-1", "build-2-1", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "store"]
 
 
 def test_names_lead_nowhere_else(peer: Peer, tmp_path: Path) -> None:
@@ -156,21 +168,17 @@ def test_names_lead_nowhere_else(peer: Peer, tmp_path: Path) -> None:
             peer.delete("uid-1", name)
 
 
-def kept(session: str, checkpoint: str, epoch: int, created: float) -> Kept:
-    facts = replace(FACTS, session=session, checkpoint=checkpoint, epoch=epoch, created=created)
-    return Kept(session, checkpoint, 1, Manifest(facts, b"", {}))
-
-
-def test_what_is_kept_too_long() -> None:
-    items = [
-        kept("a", "a1", 1, 100.0),
-        kept("a", "a2", 2, 50.0),  # newer by its epoch, though a clock went back
-        kept("a", "a3", 2, 60.0),
-        kept("b", "b1", 1, 1.0),
-    ]
-    assert [item.checkpoint for item in surplus(items, 2, 0.0)] == ["a1"]
-    assert [item.checkpoint for item in surplus(items, 9, 55.0)] == ["a2"]
-    assert [item.checkpoint for item in surplus(items, 0, 1e9)] == ["a2", "a1"]
+def test_a_part_is_read_without_the_others(peer: Peer, tmp_path: Path) -> None:
+    kept = peer.put(tmp_path / "in", laid(tmp_path / "in"))
+    manifest = peer.manifest("uid-1", "build-2-1")
+    assert manifest == kept.manifest
+    for name, data in PARTS.items():
+        found = bytearray()
+        peer.pieces(manifest, name, found.extend)
+        assert found == data
+    (tmp_path / "store/uid-1/build-2-1/parts/layer").write_bytes(b"altered")
+    with pytest.raises(Unfit):
+        peer.pieces(manifest, "layer", lambda _view: None)
 
 
 def test_the_disk_store_is_a_store(peer: Peer) -> None:

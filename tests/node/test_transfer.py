@@ -7,7 +7,6 @@ import itertools
 import os
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from holdfast_node.transfer import LinkLost, Receiver, Sender
 from holdfast_node.tree import Place
 from holdfast_wire.errors import BadRequest, HoldfastError, Internal, TooLarge, Unauthenticated
 
+from .conftest import Contexts
 from .trees import furnish, looks
 
 KEYS = Keys(b"0123456789abcdef0123456789abcdef")
@@ -40,53 +40,6 @@ FACTS = Facts(
     features=("avx", "sse2"),
     created=1.5,
 )
-
-
-def _authority(folder: Path, name: str) -> None:
-    subject = f"/CN={name}"
-    command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
-    out = ["-keyout", f"{folder}/{name}.key", "-out", f"{folder}/{name}.crt", "-subj", subject]
-    subprocess.run(["openssl", *command.split(), *out], check=True, capture_output=True)
-
-
-def _certificate(folder: Path, authority: str, name: str, dns: str) -> None:
-    extension = ["-addext", f"subjectAltName=DNS:{dns}", "-subj", f"/CN={dns}"]
-    command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
-    signer = ["-CA", f"{folder}/{authority}.crt", "-CAkey", f"{folder}/{authority}.key"]
-    basic = ["-addext", "basicConstraints=critical,CA:FALSE"]
-    out = ["-keyout", f"{folder}/{name}.key", "-out", f"{folder}/{name}.crt"]
-    subprocess.run(
-        ["openssl", *command.split(), *signer, *extension, *basic, *out],
-        check=True,
-        capture_output=True,
-    )
-
-
-@pytest.fixture(scope="module")
-def keys_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("certificates")
-    for authority in ("ours", "theirs"):
-        _authority(folder, authority)
-    _certificate(folder, "ours", "agent", "holdfast-node")
-    _certificate(folder, "ours", "gateway", "holdfast-gateway")
-    _certificate(folder, "theirs", "stranger", "holdfast-node")
-    return folder
-
-
-Contexts = Callable[..., ssl.SSLContext]
-
-
-@pytest.fixture
-def tls(keys_folder: Path) -> Contexts:
-    def context(purpose: ssl.Purpose, name: str | None = "agent") -> ssl.SSLContext:
-        made = ssl.create_default_context(purpose, cafile=str(keys_folder / "ours.crt"))
-        made.minimum_version = ssl.TLSVersion.TLSv1_3
-        made.verify_mode = ssl.CERT_REQUIRED
-        if name is not None:
-            made.load_cert_chain(keys_folder / f"{name}.crt", keys_folder / f"{name}.key")
-        return made
-
-    return context
 
 
 Handler = Callable[[Receiver], Awaitable[None]]

@@ -171,6 +171,21 @@ async def a_drain_is_called_off(world: World) -> None:
     assert [pod["metadata"]["name"] for pod in world.api.pods()] == ["build-1"]
 
 
+async def a_drain_whose_move_failed_is_called_off(world: World) -> None:
+    await starts(world)
+    world.cordon(True)
+    await until(world, lambda: world.api.all(CHECKPOINTS))
+    (order,) = world.api.all(CHECKPOINTS)
+    order["status"] = {"phase": "Failed"}
+    world.api.touch(order)
+    await until(world, lambda: world.condition("Movable")["reason"] == "MoveFailed")
+    world.cordon(False)
+    await world.run(30)
+    assert (world.status["phase"], world.status["epoch"]) == ("Running", 1)
+    assert world.condition("Movable")["reason"] == "AgentReady"
+    assert [pod["metadata"]["name"] for pod in world.api.pods()] == ["build-1"]
+
+
 async def its_host_dies_in_a_move(world: World) -> None:
     await starts(world)
     world.cordon(True)
@@ -194,6 +209,7 @@ STORIES: list[Story] = [
     its_node_is_drained,
     a_move_fails_and_is_tried_again,
     a_drain_is_called_off,
+    a_drain_whose_move_failed_is_called_off,
     its_host_dies_in_a_move,
     starts,
     exits,

@@ -165,12 +165,21 @@ def test_connections_that_did_not_come_along_are_said() -> None:
         assert "cutConnections" not in status.status_of(odd, Wait())
 
 
+TTY = {"pid": 41, "command": "less", "what": "has /dev/tty open", "advice": "quit it"}
+TOLD = json.dumps([TTY])
+STUCK = lease(started="1", blockers=TOLD)
+
+
 @pytest.mark.parametrize(
     ("picture", "reason"),
     [
         (moving(), "AgentReady"),
         (moving(node=None), "NoNodeAgent"),
         (moving(move_problem="a device is open"), "MoveFailed"),
+        (moving(lease=STUCK, node=OPEN, pods=(pod(),)), "Blocked"),
+        (moving(lease=STUCK, node=None), "NoNodeAgent"),
+        (moving(lease=STUCK, move_problem="a device is open"), "MoveFailed"),
+        (moving(lease=lease(started="", blockers=TOLD)), "AgentReady"),
         (
             moving(pods=(pod(), replace(TARGET, up=False, trouble=("Unschedulable", "0/2 nodes")))),
             "NoTarget",
@@ -182,6 +191,44 @@ def test_movable(picture: Observed, reason: str) -> None:
     movable = next(c for c in made["conditions"] if c["type"] == "Movable")
     assert movable["reason"] == reason
     assert movable["status"] == ("True" if reason == "AgentReady" else "False")
+
+
+def movable_of(picture: Observed) -> dict[str, Any]:
+    made = status.status_of(picture, Wait())
+    return next(c for c in made["conditions"] if c["type"] == "Movable")
+
+
+def test_what_blocks_a_move_is_said_with_what_to_do() -> None:
+    message = movable_of(moving(lease=STUCK, node=OPEN))["message"]
+    assert "process 41 (less) has /dev/tty open; quit it" in message
+    odd = [{"pid": 7, "command": "\x1b]0;x\x07vi", "what": "\x1b[2Jy" * 999, "advice": "\u202e"}]
+    hostile = moving(lease=lease(started="1", blockers=json.dumps(odd * 50)), node=OPEN)
+    message = movable_of(hostile)["message"]
+    assert message.isprintable()
+    assert len(message) < 2000
+    assert message.count("process 7 (vi)") == 3
+    endless = TOLD.replace("41", "1e999")
+    for broken in ("", "{}", "[1]", "[{}]", "nonsense", "7", '[{"pid": "x"}]', "null", endless):
+        seen_ = moving(lease=lease(started="1", blockers=broken), node=OPEN)
+        assert movable_of(seen_)["reason"] == "AgentReady"
+
+
+def test_what_blocks_a_move_is_news_once_and_so_is_its_end() -> None:
+    free, stuck = moving(node=OPEN, pods=(pod(),)), moving(lease=STUCK, node=OPEN, pods=(pod(),))
+    before, after = status.status_of(free, Wait()), status.status_of(stuck, Wait())
+    (said,) = [one for one in events.between(before, after) if "MOV" in one.reason.name]
+    assert (said.reason, said.warning) == (Said.NOT_MOVABLE, False)
+    assert "process 41 (less)" in said.message
+    assert not [one for one in events.between(after, after) if "MOV" in one.reason.name]
+    (said,) = [one for one in events.between(after, before) if "MOV" in one.reason.name]
+    assert said.reason is Said.MOVABLE
+
+
+def test_a_node_that_takes_none_says_whose_processor_lacks_something() -> None:
+    stuck = replace(TARGET, up=False, trouble=("Unschedulable", "0/2 nodes"))
+    found = movable_of(moving(pods=(pod(), stuck), unfit=("m",)))
+    assert found["reason"] == "NoTarget"
+    assert "0/2 nodes. The processors of m lack" in found["message"]
 
 
 def made_target(to: str = "", source: PodSeen | None = None, **spec: Any) -> dict[str, Any]:
@@ -216,6 +263,15 @@ def test_the_target_can_be_chosen() -> None:
     assert terms(made_target("m"))[0]["matchFields"] == [
         {"key": "metadata.name", "operator": "In", "values": ["m"]}
     ]
+
+
+def test_the_target_is_where_the_processor_has_what_the_session_may_use() -> None:
+    made = pods.target(session(), 2, pod(), "", SETTINGS, ("a", "b"))
+    fields = terms(made)[0]["matchFields"]
+    assert [field["values"] for field in fields] == [["n"], ["a"], ["b"]]
+    assert {field["operator"] for field in fields} == {"NotIn"}
+    asked = pods.target(session(), 2, pod(), "a", SETTINGS, ("a", "b"))
+    assert [field["values"] for field in terms(asked)[0]["matchFields"]] == [["a"]]
 
 
 def test_what_the_template_asks_of_nodes_is_kept() -> None:
@@ -276,3 +332,28 @@ def test_nodes_are_known_from_their_watch() -> None:
     assert nodes.get("n") == CORDONED
     assert nodes.watched(cordoned, gone=True)
     assert nodes.get("n") is None
+
+
+def node_item(name: str, cpu: str = "", agent: str = "ready") -> dict[str, Any]:
+    meta = {"name": name, "labels": {names.AGENT: agent}, "annotations": {names.AGENT_CPU: cpu}}
+    return {"metadata": meta, "spec": {}}
+
+
+def test_whose_processor_lacks_something() -> None:
+    nodes = Nodes()
+    said = {
+        "own": "x86_64 d1 avx sse",
+        "same": "x86_64 d1 avx sse",
+        "more": "x86_64 d2 avx avx512 sse",
+        "less": "x86_64 d3 sse",
+        "other": "aarch64 d4 avx sse",
+        "silent": "",
+    }
+    for name, cpu in said.items():
+        nodes.watched(node_item(name, cpu), gone=False)
+    nodes.watched(node_item("not ready", "x86_64 d3 sse", "problem"), gone=False)
+    assert nodes.unfit("own") == ("less", "other")
+    assert nodes.unfit("less") == ("other",)
+    assert nodes.unfit("silent") == nodes.unfit("unknown") == ()
+    assert nodes.watched(node_item("less", "x86_64 d1 avx sse"), gone=False), "it was upgraded"
+    assert nodes.unfit("own") == ("other",)

@@ -44,11 +44,12 @@ def test_settings() -> None:
             "HOLDFAST_WATCH_NAMESPACES": "b, a,b",
             "HOLDFAST_LOG_LEVEL": "debug",
             "HOLDFAST_PORT": "9",
+            "HOLDFAST_WEBHOOK_KEYS": "/k",
         }
     )
     assert full == Settings("i", "Never", {"limits": {"memory": "1Gi"}},
                             (("TZ", "UTC"), ("X", "")), "a", "n", "p", ("b", "a"),
-                            "DEBUG", 9)  # fmt: skip
+                            "DEBUG", 9, "/k")  # fmt: skip
     # What kubelet sets in every container beside a Service named "holdfast".
     linked = {"HOLDFAST_IMAGE": "i", "HOLDFAST_PORT": "tcp://10.0.0.1:80"}
     assert Settings.from_env(linked).port == 8080
@@ -256,9 +257,10 @@ def test_kopf_writes_nothing_and_its_watches_end() -> None:
         assert (len(pauses), pauses[0], max(pauses)) == (1000, 0.5, 5.0)
 
 
-PURE = ("conditions", "contact", "decide", "events", "forks", "keeps", "memory", "model", "moves",
-        "names", "notes", "objects", "orders", "pods", "restores", "settings", "sightings",
-        "status", "steps", "stored", "suspension", "template", "text", "times")  # fmt: skip
+PURE = ("conditions", "contact", "decide", "events", "evictions", "forks", "keeps", "memory",
+        "model", "moves", "names", "notes", "objects", "orders", "pods", "restores", "settings",
+        "sightings", "status", "steps", "stored", "suspension", "template", "text",
+        "times")  # fmt: skip
 
 
 @pytest.mark.parametrize("module", PURE)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from api_kit import Pod
+from gateway_kit import remove
 from judge import Judge
 from sidecar_kit import Live
 
@@ -38,7 +38,7 @@ def pods() -> Iterator[Callable[[Pod | None], Pod]]:
     yield make
     for pod in reversed(made):
         pod.close()
-        shutil.rmtree(pod.folder)
+        remove(pod.folder)
 
 
 @pytest.fixture

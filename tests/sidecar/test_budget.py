@@ -11,7 +11,7 @@ from gateway_kit import until
 from sidecar_kit import Live
 
 # What is loaded beside the standard library. A new name here costs every session its memory.
-PACKAGES = {"_cffi_backend", "cffi", "holdfast_sidecar", "holdfast_wire", "pycparser", "pyghostty"}
+PACKAGES = {"_cffi_backend", "holdfast_sidecar", "holdfast_wire"}
 # Parts of the standard library that are large, and not needed here.
 KEPT_OUT = {"email", "http", "multiprocessing", "sqlite3", "tempfile", "unittest", "uuid", "xml"}
 LOADED = """

@@ -272,3 +272,114 @@ def test_whom_an_offer_is_for() -> None:
     for nobody in ("", "nobody"):
         vacant = Record("11", Epoch(7), nobody, offer="pod", offered="one")
         assert taker.saw(vacant) is Taking.GONE
+
+
+# -- suspended, in the same way -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", [[], [LOST], [unreachable], [refused(429)], [refused(500)]])
+def test_suspended_whatever_is_lost(two: Two, script: list[Any]) -> None:
+    async def suspend() -> None:
+        two.store.script.extend(script)
+        await two.fence.suspend("it-3-k1")
+        await two.fence.suspend("it-3-k1")
+        with pytest.raises(Superseded):
+            await two.fence.withdraw()
+        with pytest.raises(Superseded):
+            await two.fence.suspend("it-3-k2")
+
+    two.run(while_kept(two.fence, suspend()))
+    notes = (two.store.body or {})["metadata"]["annotations"]
+    assert (two.store.holder, two.store.note("released")) == ("", "3")
+    assert (two.store.note("suspended"), PREFIX + "exit" in notes) == ("it-3-k1", False)
+    assert two.fence.suspended == "it-3-k1"
+
+
+@pytest.mark.parametrize("landed", [False, True])
+def test_a_release_in_doubt_keeps_it_closed_until_it_is_known(two: Two, landed: bool) -> None:
+    async def both() -> None:
+        two.store.script.append(LOST if landed else unreachable)
+        suspending = asyncio.ensure_future(two.fence.suspend("it-3-k1"))
+        await asyncio.sleep(0.1)
+        two.store.always = unreachable
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(9):
+                await two.fence.withdraw()
+        assert two.fence.in_doubt
+        assert not suspending.done()
+        two.store.always = None
+        if landed:
+            with pytest.raises(Superseded):
+                await two.fence.withdraw()
+            await suspending
+        else:
+            await two.fence.withdraw()
+            assert not two.fence.in_doubt
+            with pytest.raises(Gone):
+                await suspending
+
+    two.run(while_kept(two.fence, both()))
+    assert two.store.note("suspended") == ("it-3-k1" if landed else None)
+    assert (two.store.holder == ME) is not landed
+
+
+def test_a_missing_lease_is_not_given_back(two: Two) -> None:
+    async def suspend() -> None:
+        two.store.body = None
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(9):
+                await two.fence.suspend("it-3-k1")
+
+    two.run(while_kept(two.fence, suspend()))
+    assert two.fence.suspended == ""
+
+
+def test_one_that_ends_while_it_is_suspended_is_suspended(two: Two) -> None:
+    async def both() -> None:
+        two.store.always = unreachable
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(9):
+                await two.fence.suspend("it-3-k1")
+        two.store.always = None
+
+    two.run(while_kept(two.fence, both()))
+    two.run(two.fence.release(exit="killed"))
+    assert (two.store.note("suspended"), two.store.note("exit")) == ("it-3-k1", None)
+    two.run(two.fence.suspend("it-3-k1"))
+
+
+def test_what_was_said_of_an_earlier_suspension_goes_with_the_next_holder(two: Two) -> None:
+    two.store.edit(suspended="it-2-k1")
+    two.run(two.fence.acquire())
+    assert two.store.note("suspended") is None
+    two.run(two.fence.release(exit="x"))
+    assert (two.store.note("suspended"), two.store.note("exit")) == (None, "x")
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_of_a_suspension_and_its_withdrawal_exactly_one_succeeds(seed: int) -> None:
+    random = Random(seed)
+    two = Two(random)
+    won: list[str] = []
+
+    async def back() -> None:
+        await asyncio.sleep(random.uniform(0, 4))
+        try:
+            await two.fence.withdraw()
+        except Superseded:
+            return
+        won.append("withdrawn")
+        assert two.store.holder == ME, "and at this moment"
+
+    async def suspend() -> None:
+        with contextlib.suppress(Gone):
+            await two.fence.suspend("it-3-k1")
+            won.append("suspended")
+
+    async def race() -> None:
+        await asyncio.gather(suspend(), back())
+
+    two.run(while_kept(two.fence, race()), 600)
+    now = two.store.note("suspended")
+    assert won == (["withdrawn"] if now is None else ["suspended"])
+    two.loop.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import stat
@@ -21,15 +20,16 @@ from typing import Any
 import pytest
 
 from api_kit import Fault, Pod, lease
-from gateway_kit import until
-from holdfast_sidecar import pod as pod_module
+from gateway_kit import remove, until
+from holdfast_sidecar.agent import AgentError
 from holdfast_sidecar.fence import Superseded
 from holdfast_sidecar.hold import HoldError
-from holdfast_sidecar.pod import PodSidecar, Settings
-from holdfast_wire.errors import BadRequest
-from holdfast_wire.lease import Epoch, Timing
+from holdfast_sidecar.pod import PodSidecar
+from holdfast_sidecar.settings import Settings
+from holdfast_wire.lease import Timing
 
 from .test_budget import KEPT_OUT, PACKAGES, pss_mib
+from .test_settings import GOOD
 
 SHORTEST = 13  # seconds; its command is frozen 7.8 s after the last renewal
 FREEZE_AFTER = Timing.of(SHORTEST).freeze_after
@@ -52,7 +52,7 @@ def make_pod() -> Iterator[MakePod]:
     yield make
     for pod in made:
         pod.close()
-        shutil.rmtree(pod.folder)
+        remove(pod.folder)
 
 
 @pytest.fixture
@@ -418,54 +418,32 @@ async def test_what_becomes_of_a_start_that_fails(
     sidecar._sidecar.session.ring.close()
 
 
+async def test_of_what_was_suspended_before_it_came_a_sidecar_says_so(tmp_path: Path) -> None:
+    env = {**GOOD, "HOLDFAST_STATE": str(tmp_path), "HOLDFAST_RESTORE": "stored"}
+    sidecar = PodSidecar(Settings.read(env))
+    fence: Any = SimpleNamespace(suspended="")
+    sidecar._fence = fence
+    ask = {"do": "suspend", "checkpoint": "it-3-k1"}
+    with pytest.raises(AgentError, match="served") as not_yet:
+        await sidecar._asked(ask)
+    assert not_yet.value.code == "not_serving"
+    fence.suspended = "it-3-k1"
+    assert await sidecar._asked(ask) == {"seq": 0}
+    for other in ({"do": "suspend", "checkpoint": "it-3-k2"}, {"do": "unpark"}):
+        with pytest.raises(AgentError, match="suspended") as superseded:
+            await sidecar._asked(other)
+        assert superseded.value.code == "superseded"
+
+
 # -- small things ---------------------------------------------------------------------------------
-
-
-GOOD = {
-    "HOLDFAST_SESSION": "it", "HOLDFAST_NAMESPACE": "ns", "HOLDFAST_SESSION_UID": "u",
-    "HOLDFAST_EPOCH": "3", "HOLDFAST_LEASE_SECONDS": "20", "HOLDFAST_COLUMNS": "80",
-    "HOLDFAST_ROWS": "24", "HOLDFAST_SCROLLBACK": "10", "HOLDFAST_COMMAND": '["a"]',
-    "HOLDFAST_POD_UID": "p",
-}  # fmt: skip
-
-
-def test_the_environment_is_checked(tmp_path: Path) -> None:
-    good = {**GOOD, "HOLDFAST_STATE": str(tmp_path)}
-    read = Settings.read(good)
-    assert (read.session.id, read.session.command, read.probe_port) == ("u.3", ("a",), 7317)
-    for name in set(good) - {"HOLDFAST_STATE"}:
-        with pytest.raises(BadRequest, match=name):
-            Settings.read({k: v for k, v in good.items() if k != name})
-    for wrong in [{"HOLDFAST_EPOCH": "x"}, {"HOLDFAST_COMMAND": "{"}, {"HOLDFAST_COMMAND": "3"}]:
-        with pytest.raises(BadRequest):
-            Settings.read(good | wrong)
-    with pytest.raises(BadRequest, match="too short"):
-        Settings.read(good | {"HOLDFAST_LEASE_SECONDS": "5"})
 
 
 def test_where_a_session_is_awaited_nothing_is_made_before_it_comes(tmp_path: Path) -> None:
     waits = Settings.read({**GOOD, "HOLDFAST_STATE": str(tmp_path), "HOLDFAST_RESTORE": "it-2"})
-    assert waits.restore
+    assert (waits.restore, waits.stored) == (True, False)
     PodSidecar(waits)
     assert list(tmp_path.iterdir()) == []
     assert not Settings.read({**GOOD, "HOLDFAST_STATE": str(tmp_path)}).restore
-
-
-def test_when_it_was_created_does_not_change(tmp_path: Path) -> None:
-    assert pod_module._created(tmp_path / "created") > 0
-    os.utime(tmp_path / "created", (1000, 1000))
-    assert pod_module._created(tmp_path / "created") == 1000
-
-
-def test_the_epoch_replaces_what_a_killed_sidecar_left(tmp_path: Path) -> None:
-    (tmp_path / "epoch.new").write_text("longer than the epoch")
-    (tmp_path / "epoch.new").chmod(0o444)
-    inode = (tmp_path / "epoch.new").stat().st_ino
-    keep = (tmp_path / "epoch.new").open()
-    with keep:
-        pod_module._write_epoch(tmp_path, Epoch(12))
-        assert (tmp_path / "epoch").stat().st_ino != inode  # it could not be written to
-    assert (tmp_path / "epoch").read_text() == "12\n"
 
 
 LOADED = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway_kit import remove
+
 LARGE = os.urandom(1 << 20) * 4
 COMMAND = [sys.executable, "-m", "holdfast_sidecar.relay"]
 
@@ -23,7 +24,7 @@ def folder() -> Iterator[Path]:
     # A socket's path must be short, and pytest's directories may not be.
     path = Path(tempfile.mkdtemp(prefix="hf-"))
     yield path
-    shutil.rmtree(path)
+    remove(path)
 
 
 @pytest.fixture

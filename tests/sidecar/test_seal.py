@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 import tty
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +88,30 @@ async def test_what_waits_in_the_terminal_is_read_and_no_more_until_it_goes_on(
         session.unpark()
         await asyncio.sleep(0.05)
         assert printed(session)[3000:] == b"later"
+
+
+async def test_to_be_stored_is_not_to_be_active(tmp_path: Path) -> None:
+    with desk(tmp_path) as here:
+        session, before = here.session, time.time()
+        os.write(here.slave, b"printed")
+        await emulated(session, 7)
+        session.last_active = before - 1000
+        session.park(saving=True)
+        await session.seal()
+        session.unpark()
+        await emulated(session, 7)
+        assert session.last_active == before - 1000
+        os.write(here.slave, b", and more")
+        await emulated(session, 17)
+        assert session.last_active >= before
+
+
+async def emulated(session: Session, head: int) -> None:
+    for _ in range(1500):
+        if session.ring.head >= head and session._emulate_soon is None:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"waited in vain for seq {head}")
 
 
 async def test_a_terminal_that_nobody_has_open_is_sealed_too(tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ class Pod:
         self.start_sidecar(**more)
         self.note("started")
 
-    def note(self, name: str, seconds: float = 15) -> str:
+    def note(self, name: str, seconds: float = 40) -> str:
         return until(lambda: self.api.notes().get(name), f"the note {name!r}", seconds)
 
     def exit_note(self) -> dict[str, Any]:

@@ -88,13 +88,13 @@ class Tab:
         )
         return str(found)
 
-    def shows(self, text: str, seconds: float = 15.0) -> None:
+    def shows(self, text: str, seconds: float = 40.0) -> None:
         try:
             until(lambda: text in self.text(), repr(text), seconds)
         except AssertionError as error:
             raise AssertionError(f"{error}; the terminal shows:\n{self.text()[-2000:]}") from None
 
-    def says(self, selector: str, text: str, seconds: float = 15.0) -> None:
+    def says(self, selector: str, text: str, seconds: float = 40.0) -> None:
         """An element of the page, not of the terminal, comes to hold this text."""
         place = self.page.locator(selector)
 

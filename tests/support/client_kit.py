@@ -32,7 +32,7 @@ from holdfast_wire.ids import session_name
 
 ROOT = Path(__file__).parents[2]
 # A limit on a wrong answer; a right one comes in milliseconds.
-PATIENCE = 20.0
+PATIENCE = 40.0
 
 
 def build_hold(folder: Path) -> Path:
@@ -291,4 +291,4 @@ class FakeSidecar:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=PATIENCE)

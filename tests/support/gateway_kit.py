@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 ARTIFACTS: Final = ROOT / "build" / "artifacts"
-PATIENCE_SECONDS: Final = 15.0
+PATIENCE_SECONDS: Final = 40.0
 OWN: Final = "the gateway's own token"
 T = TypeVar("T")
 
@@ -48,6 +48,16 @@ def until(look: Callable[[], T | None], what: str, seconds: float = PATIENCE_SEC
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {seconds:g} s in vain for {what}")
         time.sleep(0.02)
+
+
+def remove(folder: Path) -> None:
+    """What was killed a moment ago may still be writing there."""
+
+    def gone() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    until(gone, f"{folder} to be removed")
 
 
 def listener_pid(path: Path, kind: socket.SocketKind) -> int | None:

@@ -32,7 +32,7 @@ from holdfast_wire.frames import (
     encode,
 )
 
-PATIENCE = 15.0
+PATIENCE = 40.0  # a limit on a wrong answer: the machine may be busy
 
 
 class Client:

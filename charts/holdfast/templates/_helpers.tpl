@@ -43,6 +43,13 @@ app.kubernetes.io/part-of: holdfast
 {{- end -}}
 {{- end -}}
 
+{{/* Not empty: there is one. Without node agents no session could leave, and it would have nothing to say. */}}
+{{- define "holdfast.webhook" -}}
+{{- if and .Values.webhook.enabled .Values.nodeAgent.enabled -}}
+{{- printf "%s-webhook" (include "holdfast.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "holdfast.account" -}}
 {{- default (include "holdfast.fullname" .) .Values.serviceAccount.name -}}
 {{- end -}}

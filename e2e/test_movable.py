@@ -1,0 +1,77 @@
+"""What would keep a session from moving is said long before anybody drains its node."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import pytest
+
+from e2e.lab import Lab, Session, until
+from e2e.movers import await_agents, checkpoint, cordoned, move, whole
+
+SAID_WITHIN: Final = 60.0
+READY: Final = "rea''dy"  # as it is typed; the screen has it whole when it runs
+
+ON_TTY: Final = f"python3 -c \"held = open('/dev/tty'); print('{READY}'); held.readline()\""
+TRACER: Final = """
+import ctypes, os, sys
+child = os.fork()
+if child == 0:
+    os.execvp("sleep", ["sleep", "1000"])
+if ctypes.CDLL(None).ptrace(0x4206, child, None, None) != 0:
+    sys.exit("it cannot be traced")
+input("tracing ")
+os.kill(child, 9)
+"""
+
+
+def movable(session: Session, status: str, reason: str) -> dict[str, Any]:
+    def so() -> dict[str, Any] | None:
+        found = session.condition("Movable")
+        return found if (found.get("status"), found.get("reason")) == (status, reason) else None
+
+    found = until(so, f"{session.name} is movable: {status}, {reason}", SAID_WITHIN)
+    assert found is not None
+    return found
+
+
+@pytest.mark.timeout(240)
+def test_what_reads_the_keyboard_is_named_and_forgotten(lab: Lab) -> None:
+    await_agents(lab)
+    session = lab.session("pager", "bash", "--norc")
+    movable(session, "True", "AgentReady")
+    session.type(ON_TTY)
+    session.await_text("ready")
+    began = time.monotonic()
+    message = movable(session, "False", "Blocked")["message"]
+    lab.report["movable_said_seconds"] = round(time.monotonic() - began, 1)
+    assert "(python3) has /dev/tty open" in message
+    told = lab.kubectl("describe", "session", session.name)
+    assert "(python3) has /dev/tty open" in told
+    assert "quit the program" in told
+    assert checkpoint(session) == {}, "nobody tried to move it"
+    session.type("go on")
+    movable(session, "True", "AgentReady")
+    assert {"NotMovable", "Movable"} <= {event.partition(":")[0] for event in session.events()}
+    move(session)
+
+
+@whole
+@pytest.mark.timeout(300)
+def test_a_tracer_is_named_before_and_after_a_drain(lab: Lab) -> None:
+    """While it is tried the attempt's own words stand; when the node is opened again, what is."""
+    await_agents(lab)
+    session = lab.session("traced-early", "python3", "-c", TRACER + "input('done ')")
+    session.await_text("tracing")
+    message = movable(session, "False", "Blocked")["message"]
+    assert "(sleep) is being traced by python3 (process " in message
+    assert "end the debugger or tracer" in message
+    with cordoned(lab, session.node):
+        message = movable(session, "False", "MoveFailed")["message"]
+        assert "is being traced by python3" in message
+    movable(session, "False", "Blocked")
+    session.type("go on")
+    session.await_text("done")
+    movable(session, "True", "AgentReady")
+    assert session.epoch == 1

@@ -1,0 +1,136 @@
+"""A session that is all here, in parts, goes on in a pod that waits for it: what a move's arrival
+and a stored checkpoint have in common.
+
+    files ─ the sidecar's state ─ restore, held ─ input ─ adopt ─ commit ─ run
+
+Invariant: nothing of the session runs here before its sidecar has said that the Lease is its own.
+Everything that can fail is done before it is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast_node import containers, layer, log, terminal
+from holdfast_node.containers import Pod
+from holdfast_node.engine import Restored, Restoring
+from holdfast_node.peers import Refused, SidecarLink, ask_hold
+from holdfast_node.taking import sidecar_of
+from holdfast_node.terminal import Taken
+from holdfast_node.tree import Place
+from holdfast_wire.errors import Unavailable
+
+_COMMIT_SECONDS: Final = 30.0
+_AGAIN_SECONDS: Final = 0.2
+
+
+async def _nothing() -> None:
+    return
+
+
+@dataclass(frozen=True)
+class Landing:
+    """`said`: what the sidecar is told with `commit`. `committed`: called when it said yes."""
+
+    pod: Pod
+    session: str
+    parts: Path
+    said: Mapping[str, Any] = field(default_factory=dict)
+    committed: Callable[[], Awaitable[None]] = _nothing
+
+    def put_files(self, places: Mapping[str, Place], suffix: str) -> None:
+        for name, place in places.items():
+            apply(self.parts / f"{name}{suffix}", place)
+
+    def put_state(self, names: Iterable[str]) -> None:
+        """`names`: of all parts."""
+        sidecar = sidecar_of(containers.find(self.pod.uid))  # it may have been started anew
+        state = SidecarLink(sidecar).state
+        try:
+            uid, gid = containers.ids_of(sidecar)
+            for part in names:
+                kind, _, name = part.partition("/")
+                if kind == "state":
+                    _put_state(self.parts / part, state / name, uid, gid)
+        except (FileNotFoundError, ProcessLookupError) as error:  # its /proc went with it
+            raise Unavailable("the sidecar ended while its state was put there") from error
+
+    async def restore(self, restoring: Restoring) -> None:
+        """The images are where `restoring` looks for them. Returns when the session runs."""
+        taken = Taken.from_json(json.loads((self.parts / "queued").read_text()))
+
+        async def held(restored: Restored) -> None:
+            try:
+                await self._adopt(restored, taken)
+            finally:
+                os.close(restored.terminal.master)
+            await commit(self.pod.uid, self.said)
+            await self.committed()
+            for local, remote in restored.cut:
+                log.info("cut", session=self.session, local=local, remote=remote)
+
+        await restoring.restore(held)
+
+    async def _adopt(self, restored: Restored, taken: Taken) -> None:
+        found = restored.terminal
+        path = Path(f"/proc/{self.pod.hold}/root") / found.path.lstrip("/")
+        rest = await asyncio.to_thread(terminal.put, path, found.master, taken)
+        if rest:
+            raise Unavailable(f"{len(rest)} bytes that were typed do not fit into the terminal")
+        await asyncio.to_thread(_leave_word, self.pod, restored.cut)
+        adopt = f"adopt {restored.keeper_inside} {restored.command_inside} {found.path}"
+        await asyncio.to_thread(ask_hold, self.pod.hold, adopt, found.master)
+
+
+async def commit(pod_uid: str, said: Mapping[str, Any]) -> None:
+    """The last moment at which it can still go back. Until the sidecar of the moment says yes or
+    no: as long as it has not, the Lease may be ours, and then nobody else has the session. It has
+    no reason to keep silent for long."""
+    while True:
+        try:
+            link = SidecarLink(sidecar_of(containers.find(pod_uid)))
+            await link.ask("commit", seconds=_COMMIT_SECONDS, **said)
+        except Refused as refused:
+            if refused.word == "refused":
+                raise
+            log.info("not committed yet", pod=pod_uid, why=str(refused))
+        except Unavailable as error:
+            log.warning("not committed yet", pod=pod_uid, why=str(error))
+        else:
+            return
+        await asyncio.sleep(_AGAIN_SECONDS)
+
+
+def apply(path: Path, place: Place) -> None:
+    with path.open("rb") as stream:
+        layer.apply(stream, place)
+
+
+def _leave_word(pod: Pod, cut: tuple[tuple[str, str], ...]) -> None:
+    """For the sidecar's journal: which connections did not come along."""
+    sidecar = containers.find(pod.uid).sidecar
+    if sidecar is None:
+        return
+    path = SidecarLink(sidecar).state / "cut.json"
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o600), "w") as out:
+        json.dump(cut, out)
+        os.fchown(out.fileno(), *containers.ids_of(sidecar))
+
+
+def _put_state(source: Path, target: Path, uid: int, gid: int) -> None:
+    """The folder is the sidecar's own, and so may hold what it likes: nothing is followed."""
+    target.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    opened = os.open(target, flags, 0o600)
+    with os.fdopen(opened, "wb") as out, source.open("rb") as data:
+        shutil.copyfileobj(data, out, 1 << 20)
+        os.fchown(opened, uid, gid)

@@ -1,0 +1,252 @@
+"""A session of this node is stopped and taken into parts: what a move and a keep have in common.
+
+    ahead ─ stop: park, freeze ─ take: seal, take input, dump, what changed since ─ ...
+               └────────────── on any failure: settle ──────────────┘
+
+Connections to the outside are dumped as they are and cut where they are restored: a session that
+runs on here has lost none.
+
+Invariant: once `seal` was asked for, the tree is thawed only after the sidecar has said that the
+Lease is ours and carries no offer, and killed only after it has said, or the target has, that
+another has it, or that nobody has any more. An agent that dies in between leaves a frozen tree; the
+next one takes it back, or finishes it (`settle`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+from holdfast_node import containers, layer, log, terminal
+from holdfast_node.containers import Pod
+from holdfast_node.engine import Dumping, Engine
+from holdfast_node.freezer import Freezer, descendants
+from holdfast_node.order import Keep, Move
+from holdfast_node.pair import Facts
+from holdfast_node.peers import Refused, SidecarLink
+from holdfast_node.terminal import Taken
+from holdfast_node.tree import Look
+from holdfast_wire.errors import HoldfastError, NotFound, Unavailable
+
+QUEUED: Final = "queued.json"  # in the sidecar's folder: typed, and taken out of the terminal
+_AGAIN_SECONDS: Final = 0.5
+SIDECAR_SECONDS: Final = 30.0  # to seal: an emulator far behind has to come to the end first
+T = TypeVar("T")
+
+
+class Parts(Protocol):
+    """Where they go: to another agent, or into files."""
+
+    async def send_bytes(self, part: str, data: bytes) -> None: ...
+
+    async def send_file(self, part: str, path: Path) -> None: ...
+
+    async def send_from(
+        self, part: str, produce: Callable[[Callable[[memoryview], None]], T]
+    ) -> T: ...
+
+    async def follow(self, prefix: str, directory: Path, done: asyncio.Event) -> None: ...
+
+
+class Gone(HoldfastError):
+    """It failed here, but the session has gone on elsewhere."""
+
+
+class Taking:
+    """The calls are made in their order, `settle` at any time after CRIU has left the container."""
+
+    def __init__(self, order: Move | Keep, engine: Engine, images: Path, parts: Parts) -> None:
+        self._order, self._engine = order, engine
+        self._images, self._parts = images, parts
+        self._looks: list[Look] = []
+        self._parked = False
+        self._settling: asyncio.Task[bool] | None = None
+        self._since = 0.0
+        self.cage: Freezer | None = None
+        self.at = 0.0  # when it was frozen, in seconds since 1970
+
+    @property
+    def seconds(self) -> float:
+        """For which it has been frozen."""
+        return time.monotonic() - self._since
+
+    async def ahead(self, pod: Pod) -> None:
+        """Files are copied while the session runs."""
+        pids = descendants(pod.hold)
+        for name, place in layer.places_of(pod.hold, self._order.volumes).items():
+            look, report = await self._parts.send_from(
+                name, partial(layer.capture, place, pids=pids)
+            )
+            self._looks.append(look)
+            for note in report.notes:
+                log.info("left behind", checkpoint=self._order.name, part=name, what=note)
+
+    async def stop(self, pod: Pod, **how: Any) -> None:
+        """Input closed, and then the tree frozen. `how`: what the sidecar is told of it."""
+        self._parked = True  # also if the answer is lost
+        await ask(pod.uid, "park", **how)
+        self._since, self.at = time.monotonic(), time.time()
+        self.cage = await self._engine.freeze(pod.hold)
+
+    @asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """It may be frozen no longer than ordered, counted from the freeze."""
+        try:
+            async with asyncio.timeout(self._order.deadline - self.seconds):
+                yield
+        except TimeoutError as error:
+            raise Unavailable(
+                f"it took longer than {self._order.deadline:g} s",
+                "allow it more with spec.move.deadlineSeconds",
+            ) from error
+
+    async def take(self, pod: Pod, dumping: Dumping, **how: Any) -> int:
+        """Of the session that stands still, everything; its terminal's seq."""
+        sealed = await ask(pod.uid, "seal", seconds=SIDECAR_SECONDS, **how)
+        pids = descendants(dumping.keeper)
+        taken = await asyncio.to_thread(_empty_terminal, dumping.keeper, pod)
+        await self._memory(dumping)
+        places = layer.places_of(pod.hold, self._order.volumes)
+        for (name, place), look in zip(places.items(), self._looks, strict=True):
+            await self._parts.send_from(
+                f"{name}.later", partial(layer.difference, place, look, pids=pids)
+            )
+        await self._state(sealed)
+        await self._parts.send_bytes("queued", json.dumps(taken.to_json()).encode())
+        return int(sealed.get("seq", 0))
+
+    async def _memory(self, dumping: Dumping) -> None:
+        done = asyncio.Event()
+        sending = asyncio.create_task(self._parts.follow("images", self._images, done))
+        try:
+            await dumping.dump()
+            done.set()
+            await sending
+        finally:
+            sending.cancel()
+            await asyncio.wait([sending])
+
+    async def _state(self, sealed: dict[str, Any]) -> None:
+        state = SidecarLink(sidecar_of(containers.find(self._order.source_pod))).state
+        try:
+            for name in sealed["files"]:
+                await self._parts.send_file(f"state/{name}", state / name)
+        except (FileNotFoundError, ProcessLookupError) as error:  # its /proc went with it
+            raise Unavailable("the sidecar ended while its state was taken") from error
+
+    async def settle(self) -> bool:
+        """As the function of that name, once. True also if it was never stopped."""
+        if not self._parked:
+            return True
+        if self._settling is None:
+            self._settling = asyncio.create_task(settle(self._order.source_pod, self.cage))
+        return await asyncio.shield(self._settling)
+
+    def facts(self, features: tuple[str, ...], target_pod: str) -> Facts:
+        order = self._order
+        return Facts(
+            checkpoint=order.name,
+            session=order.session_uid,
+            namespace=order.namespace,
+            name=order.session,
+            epoch=order.epoch,
+            source_pod=order.source_pod,
+            target_pod=target_pod,
+            image=order.image,
+            architecture=platform.machine(),
+            kernel=platform.release(),
+            features=features,
+            created=self.at,
+        )
+
+
+async def settle(pod_uid: str, cage: Freezer | None) -> bool:
+    """True: the session is ours again and runs. False: it is not ours any more, and what is left
+    of it here is dead. The Lease decides, by the sidecar's word; it is asked until it answers."""
+    empty = cage is not None
+    while True:
+        try:
+            if empty:
+                # Before the sidecar types on: what was typed first comes first. If the session has
+                # gone on elsewhere, this terminal dies with what is left here.
+                await asyncio.to_thread(_fill_terminal, pod_uid)
+                empty = False
+            await ask(pod_uid, "unpark")
+        except (Refused, NotFound) as error:
+            if isinstance(error, Refused) and error.word != "superseded":
+                if cage is not None and _dead(cage):
+                    return False  # a session that was brought here, and did not arrive
+                log.warning("the sidecar does not take it back", pod=pod_uid, why=str(error))
+                await asyncio.sleep(_AGAIN_SECONDS)
+                continue
+            # It is another's, or its pod is about to be gone and waits for what is frozen in it.
+            if cage is not None:
+                await asyncio.to_thread(cage.kill)
+            return False
+        except HoldfastError as error:
+            log.warning("the sidecar does not answer", pod=pod_uid, why=str(error))
+            await asyncio.sleep(_AGAIN_SECONDS)
+            continue
+        if cage is not None:
+            await asyncio.to_thread(cage.thaw)
+        return True
+
+
+def _dead(cage: Freezer) -> bool:
+    try:
+        return not cage.members()
+    except OSError:  # its container is gone
+        return True
+
+
+async def ask(pod_uid: str, do: str, **fields: Any) -> dict[str, Any]:
+    """The sidecar of the moment: it may be started anew at any time."""
+    return await SidecarLink(sidecar_of(containers.find(pod_uid))).ask(do, **fields)
+
+
+def sidecar_of(pod: Pod) -> int:
+    if pod.sidecar is None:
+        raise Unavailable("the sidecar does not run just now")
+    return pod.sidecar
+
+
+def _empty_terminal(keeper: int, pod: Pod) -> Taken:
+    found = containers.terminal_of(keeper)
+    try:
+        taken = terminal.take(Path(f"/proc/{pod.hold}/root") / found.path.lstrip("/"))
+    finally:
+        os.close(found.master)
+    # Where it outlives this agent, and the session cannot reach it.
+    kept = SidecarLink(sidecar_of(containers.find(pod.uid))).state / QUEUED
+    kept.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(kept, flags, 0o600), "w") as out:
+        json.dump({"path": found.path, **taken.to_json()}, out)
+    return taken
+
+
+def _fill_terminal(pod_uid: str) -> None:
+    """With what was taken out of it, if anything was."""
+    pod = containers.find(pod_uid)
+    queued = SidecarLink(sidecar_of(pod)).state / QUEUED
+    try:
+        kept = json.loads(queued.read_text())
+    except FileNotFoundError:
+        return
+    found = containers.terminal_of(containers.keeper_of(pod.hold))
+    try:
+        path = Path(f"/proc/{pod.hold}/root") / str(kept["path"]).lstrip("/")
+        rest = terminal.put(path, found.master, Taken.from_json(kept))
+    finally:
+        os.close(found.master)
+    queued.unlink()
+    if rest:
+        log.warning("input was lost: the terminal has no room for it", pod=pod_uid, bytes=len(rest))

@@ -1,0 +1,97 @@
+"""What a pod's sidecar is told: its environment, as the operator's `pods.py` sets it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast_sidecar import probe, spec, survey
+from holdfast_wire.errors import BadRequest
+from holdfast_wire.ids import session_name, terminal_size
+from holdfast_wire.lease import Epoch, Timing
+
+_STORED: Final = "stored"  # in HOLDFAST_RESTORE; for a move it is the epoch before
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    session: spec.Spec
+    session_uid: str
+    namespace: str
+    epoch: Epoch
+    timing: Timing
+    pod_uid: str
+    notice: str
+    state: Path
+    hold_socket: Path
+    run: Path
+    credentials: Path
+    probe_port: int
+    survey_every: float
+    restore: bool
+    """A session comes here from elsewhere,"""
+    stored: bool
+    """and that is: from where it was stored."""
+
+    @classmethod
+    def read(cls, env: dict[str, str]) -> Settings:
+        try:
+            return cls._read(env)
+        except KeyError as missing:
+            raise BadRequest(
+                f"{missing.args[0]} is not set: not a pod of the operator's?"
+            ) from None
+        except (ValueError, TypeError) as error:
+            raise BadRequest(f"the environment cannot be understood: {error}") from error
+
+    @classmethod
+    def _read(cls, env: dict[str, str]) -> Settings:
+        state = Path(env.get("HOLDFAST_STATE", "/var/lib/holdfast"))
+        name = session_name(env["HOLDFAST_SESSION"])
+        columns, rows = terminal_size(int(env["HOLDFAST_COLUMNS"]), int(env["HOLDFAST_ROWS"]))
+        epoch = Epoch(int(env["HOLDFAST_EPOCH"]))
+        restore = bool(env.get("HOLDFAST_RESTORE"))
+        return cls(
+            session=spec.Spec(
+                name=name,
+                # A fresh incarnation is another stream of bytes: no client resumes into it.
+                id=f"{env['HOLDFAST_SESSION_UID']}.{epoch}",
+                command=tuple(json.loads(env["HOLDFAST_COMMAND"])),
+                columns=columns,
+                rows=rows,
+                scrollback=int(env["HOLDFAST_SCROLLBACK"]),
+                created=0.0 if restore else created(state),
+                epoch=epoch,
+            ),
+            session_uid=env["HOLDFAST_SESSION_UID"],
+            namespace=env["HOLDFAST_NAMESPACE"],
+            epoch=epoch,
+            timing=Timing.of(float(env["HOLDFAST_LEASE_SECONDS"])),
+            pod_uid=env["HOLDFAST_POD_UID"],
+            notice=env.get("HOLDFAST_NOTICE", ""),
+            state=state,
+            hold_socket=Path(env.get("HOLDFAST_HOLD", "/.holdfast/hold.sock")),
+            run=Path(env.get("HOLDFAST_RUN", "/run/holdfast")),
+            credentials=Path(env.get("HOLDFAST_CREDENTIALS", "/var/run/secrets/holdfast")),
+            probe_port=int(env.get("HOLDFAST_PROBE_PORT", probe.PORT)),
+            survey_every=float(env.get("HOLDFAST_SURVEY_SECONDS", survey.EVERY_SECONDS)),
+            restore=restore,
+            stored=env.get("HOLDFAST_RESTORE") == _STORED,
+        )
+
+    @property
+    def lease_path(self) -> str:
+        return (
+            f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{self.session.name}"
+        )
+
+
+def created(folder: Path) -> float:
+    """When this incarnation's first sidecar started: the time of a file of its own."""
+    path = folder / "created"
+    with contextlib.suppress(FileExistsError):
+        path.touch(exist_ok=False)  # of one that exists it would change the time
+    return path.stat().st_mtime

@@ -1,0 +1,103 @@
+"""Parts on their way into a store."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast_node.pair import Part
+from holdfast_node.spool import Spool, admit, spooled, to_its_end
+from holdfast_node.store import NoRoom
+from holdfast_wire.errors import BadRequest, Internal
+
+from .test_store import FACTS, KEYS
+
+
+def two(write: Callable[[memoryview], None]) -> int:
+    write(memoryview(b"ab"))
+    return 7
+
+
+async def test_the_manifest_is_of_what_lies_there(tmp_path: Path) -> None:
+    async with spooled(tmp_path / "spool", "taking") as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        spool = Spool(folder)
+        (spool.images / "pages-1.img").write_bytes(b"memory")
+        (spool.images / "parent").symlink_to("/etc/passwd")
+        (tmp_path / "ring").write_bytes(b"shown")
+        await spool.send_file("state/ring", tmp_path / "ring")
+        assert await spool.send_from("layer", two) == 7
+        await spool.send_bytes("queued", b"{}")
+        manifest = spool.manifest(KEYS, FACTS, bytes(32))
+        tagger = KEYS.tagger(bytes(32), "state/ring")
+        tagger.update(b"shown")
+        assert manifest.parts["state/ring"] == Part(5, tagger.finalize().hex())
+        assert {name: part.size for name, part in manifest.parts.items()} == {
+            "images/pages-1.img": 6, "layer": 2, "queued": 2, "state/ring": 5,
+        }  # fmt: skip
+    assert not folder.exists()
+
+
+async def test_nothing_else_gets_in(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    spool = Spool(tmp_path / "in")
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    with pytest.raises(OSError, match="symbolic links"):
+        await spool.send_file("state/ring", tmp_path / "link")
+    await spool.send_bytes("queued", b"")
+    with pytest.raises(FileExistsError):
+        await spool.send_bytes("queued", b"")
+    with pytest.raises(BadRequest):
+        await spool.send_bytes("../out", b"")
+    with pytest.raises(Internal):
+        await spool.follow("images", tmp_path, asyncio.Event())
+
+
+async def test_who_gives_up_waits_for_the_writer(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    spool = Spool(tmp_path / "in")
+    begun, ended = threading.Event(), threading.Event()
+
+    def produce(write: Callable[[memoryview], None]) -> None:
+        try:
+            while True:
+                write(memoryview(b"x"))
+                begun.set()
+        finally:
+            ended.set()
+
+    act = asyncio.create_task(spool.send_from("layer", produce))
+    await asyncio.to_thread(begun.wait)
+    act.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await act
+    assert ended.is_set()
+    assert await to_its_end(lambda: 3) == 3
+
+
+def test_a_dump_does_not_fill_the_disk(tmp_path: Path) -> None:
+    admit(tmp_path, 1 << 10, 0)
+    with pytest.raises(NoRoom, match="must stay"):
+        admit(tmp_path, 1 << 10, 1 << 60)
+
+
+async def test_files_do_not_fill_the_disk_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    spool = Spool(tmp_path / "in", reserve=1000)
+    left = [100 << 20, 60 << 20, 20 << 20, 1 << 20]
+    monkeypatch.setattr("holdfast_node.spool.free", lambda _folder: left.pop(0))
+
+    def produce(write: Callable[[memoryview], None]) -> None:
+        while True:
+            write(memoryview(bytes(1 << 20)))
+
+    with pytest.raises(NoRoom, match="has 1 MiB free"):
+        await spool.send_from("layer", produce)
+    assert left == []
+    assert (tmp_path / "in/layer").stat().st_size <= 48 << 20

@@ -129,11 +129,6 @@ class Session:
         return None if found is None else (found, plain(node, 253))
 
     @property
-    def evicted(self) -> int | None:
-        """The epoch whose pod somebody wanted to evict."""
-        return number(self.annotations.get(names.EVICTED))
-
-    @property
     def suspended(self) -> bool:
         return bool(self.spec.get("suspended"))
 
@@ -164,6 +159,11 @@ class Session:
     def fork_from(self) -> Object | None:
         """What it is to begin from; None once it has, or if it begins with its command."""
         return None if self.status.get("forkedFrom") else self.spec.get("forkFrom")
+
+    @property
+    def evicted(self) -> int | None:
+        """The epoch whose pod somebody wanted to evict."""
+        return number(self.annotations.get(names.EVICTED))
 
     @property
     def ttl(self) -> float:
@@ -422,17 +422,24 @@ class Observed:
     checkpoint: CheckpointSeen | None = None  # of the move to `target`
     move_retry_at: float = 0.0  # no further move before this
     move_problem: str = ""  # why the last one failed
-    unfit: tuple[str, ...] = ()  # nodes whose processor lacks what its own node's has
     orders: tuple[CheckpointSeen, ...] | None = None  # all of this session; None: not looked at
     keepers: tuple[str, ...] = ()  # nodes that can keep a checkpoint, first choice first
     origin: Observed | None = None  # the session that this one is to be a fork of
     origins: tuple[CheckpointSeen, ...] = ()  # checkpoints it can begin from
+    unfit: tuple[str, ...] = ()  # nodes whose processor lacks what its own node's has
 
     @property
     def target(self) -> PodSeen | None:
         """The pod that the current incarnation is to move into."""
         wanted = names.pod_name(self.session.name, self.epoch + 1)
         return next((p for p in self.pods if p.owned and p.name == wanted and p.restores), None)
+
+    @property
+    def drained(self) -> bool:
+        """Its node is cordoned, or the eviction of this incarnation's pod was held up; an older
+        one's is over."""
+        cordoned = self.node is not None and self.node.cordoned
+        return cordoned or self.session.evicted == self.epoch
 
     @property
     def epoch(self) -> int:

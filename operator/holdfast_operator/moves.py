@@ -88,16 +88,9 @@ def reason(seen: Observed) -> Reason | None:
     asked = seen.session.asked_to_move
     if asked is not None and asked[0] == seen.epoch and asked[1] != node.name:
         return Reason(Trigger.MANUAL, asked[1])
-    if drained(seen) and seen.session.on_drain == "Live":
+    if seen.drained and seen.session.on_drain == "Live":
         return Reason(Trigger.DRAIN)
     return None
-
-
-def drained(seen: Observed) -> bool:
-    """Its node is cordoned, or the eviction of this incarnation's pod was held up; an older one's
-    is over."""
-    cordoned = seen.node is not None and seen.node.cordoned
-    return cordoned or seen.session.evicted == seen.epoch
 
 
 def decide(seen: Observed) -> Move | None:

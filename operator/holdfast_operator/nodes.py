@@ -19,14 +19,6 @@ class Nodes:
     def get(self, name: str) -> NodeSeen | None:
         return self._seen.get(name)
 
-    def unfit(self, name: str) -> tuple[str, ...]:
-        """Where a session of this node cannot go on: its programs may use what is not there."""
-        own = self._seen.get(name)
-        if own is None or own.cpu is None:
-            return ()
-        others = (node for node in self._seen.values() if node.agent and node.cpu is not None)
-        return tuple(sorted(node.name for node in others if not own.cpu <= (node.cpu or set())))
-
     def keepers(self, uid: str, source: str) -> tuple[str, ...]:
         """Who can keep a checkpoint of this session, first choice first: nodes whose agent is
         ready, each session's in another order, those that are drained after the others; and its
@@ -34,6 +26,14 @@ class Nodes:
         others = [node for node in self._seen.values() if node.agent and node.name != source]
         others.sort(key=lambda node: (node.cordoned, _shuffled(uid, node.name)))
         return (*(node.name for node in others[: KEEPERS - 1]), source)
+
+    def unfit(self, name: str) -> tuple[str, ...]:
+        """Where a session of this node cannot go on: its programs may use what is not there."""
+        own = self._seen.get(name)
+        if own is None or own.cpu is None:
+            return ()
+        others = (node for node in self._seen.values() if node.agent and node.cpu is not None)
+        return tuple(sorted(node.name for node in others if not own.cpu <= (node.cpu or set())))
 
     def watched(self, item: Object | dict[str, Any], gone: bool) -> bool:
         """True if something changed that a session on the node, or one that waits, may act on."""

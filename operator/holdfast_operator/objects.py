@@ -135,9 +135,8 @@ def bring(session: Session, step: CreateBring) -> Manifest:
         "sessionUID": stored.session[1],
         "digest": stored.digest,
         "location": stored.location,
+        "takenAt": stored.taken,
     }
-    if stored.taken:
-        origin["takenAt"] = stored.taken
     more = {
         "image": stored.image,
         "targetNode": pod.node,

@@ -81,7 +81,7 @@ class Look:
     async def __call__(self, key: Key) -> Observed | None:
         """None if the Session is gone."""
         seen = await self._look(key)
-        return None if seen is None else await self._with_origin(seen)
+        return None if seen is None else self._with_unfit(await self._with_origin(seen))
 
     async def _look(self, key: Key) -> Observed | None:
         item = await self._api.get(SESSIONS, key.namespace, key.name)
@@ -175,6 +175,14 @@ class Look:
             memory.orders_stale = True
             raise
         return tuple(CheckpointSeen.of(item) for item in items if owned_by(item, session.uid))
+
+    def _with_unfit(self, seen: Observed) -> Observed:
+        """And where what was stored cannot go on."""
+        told = seen.lease.restore if seen.lease is not None and seen.pod is None else None
+        if told is None:
+            return seen
+        stored = named((*seen.origins, *(seen.orders or ())), told.checkpoint)
+        return seen if stored is None else replace(seen, unfit=self._nodes.unfit(stored.node))
 
     async def _with_origin(self, seen: Observed) -> Observed:
         """And what a fork is to begin from, until it has."""

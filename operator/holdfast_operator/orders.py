@@ -65,6 +65,7 @@ class CheckpointSeen:
     completed: str = ""
     created: str = ""
     deadline: float = 60.0
+    node: str = ""  # where it was taken
     fork: str = ""  # UID of the session that is to begin from it
 
     @classmethod
@@ -92,6 +93,7 @@ class CheckpointSeen:
             completed=str(status.get("completedAt") or ""),
             created=str(meta.get("creationTimestamp") or ""),
             deadline=float(spec.get("deadlineSeconds") or 60),
+            node=str(spec.get("sourceNode") or ""),
             fork=str((meta.get("annotations") or {}).get(names.FORK) or ""),
         )
 
@@ -112,7 +114,7 @@ class CheckpointSeen:
     @property
     def usable(self) -> bool:
         """A bring can be made of it."""
-        whole = self.digest != "" and self.location != ""
+        whole = "" not in (self.digest, self.location, self.taken)
         return self.kind is Kind.KEEP and self.phase == "Complete" and whole
 
     def ends_at(self, wall: datetime) -> datetime:

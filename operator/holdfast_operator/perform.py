@@ -141,7 +141,9 @@ class Perform:
         session, lease = seen.session, seen.lease
         if step.restore is not None:
             told = lease.restore if lease else None
-            return pods.restoring(session, step.epoch, step.restore, told, self._settings)
+            return pods.restoring(
+                session, step.epoch, step.restore, told, self._settings, seen.unfit
+            )
         return pods.build(session, step.epoch, lease.fresh if lease else None, self._settings)
 
     async def _order(

@@ -104,25 +104,25 @@ def target(
     made = build(session, epoch, None, settings)
     made["metadata"].setdefault("annotations", {})[names.RESTORE] = str(epoch - 1)
     spec = made["spec"]
-    allowed, listed = ("In", (to,)) if to else ("NotIn", (source.node, *unfit[:MOST_UNFIT]))
-    _require_node(
-        spec,
-        # The API server takes one name in a field.
-        [{"key": "metadata.name", "operator": allowed, "values": [name]} for name in listed],
-    )
+    _require_node(spec, *(("In", (to,)) if to else ("NotIn", (source.node, *unfit[:MOST_UNFIT]))))
     _arrives(spec, source.image, str(epoch - 1))
     return made
 
 
 def restoring(
-    session: Session, epoch: int, stored: CheckpointSeen, told: Restore | None, settings: Settings
+    session: Session,
+    epoch: int,
+    stored: CheckpointSeen,
+    told: Restore | None,
+    settings: Settings,
+    unfit: tuple[str, ...] = (),
 ) -> Manifest:
     """A pod that what was stored can be brought into: of the very image, on a node whose agent can
     restore it; on the one that keeps it, if possible."""
     made = build(session, epoch, None, settings)
     made["metadata"].setdefault("annotations", {})[names.RESTORE] = names.STORED + stored.name
     spec = made["spec"]
-    _require_node(spec, [])
+    _require_node(spec, "NotIn", unfit[:MOST_UNFIT])
     near = stored.location.removeprefix("peer://") if stored.location.startswith("peer://") else ""
     avoid = told.avoid if told is not None else ""
     if near and near != avoid:
@@ -141,8 +141,10 @@ def _arrives(spec: Manifest, image: str, what: str) -> None:
     spec["initContainers"][-1]["env"] += _env({"HOLDFAST_RESTORE": what})
 
 
-def _require_node(spec: Manifest, fields: list[Manifest]) -> None:
-    """Beside what the template asks for: terms are alternatives, so each gets these."""
+def _require_node(spec: Manifest, operator: str, listed: tuple[str, ...]) -> None:
+    """Beside what the template asks for: terms are alternatives, so each gets these. The API server
+    takes one name in a field."""
+    fields = [{"key": "metadata.name", "operator": operator, "values": [name]} for name in listed]
     able = {"key": names.AGENT, "operator": "In", "values": ["ready"]}
     affinity = spec["affinity"] = copy.deepcopy(dict(spec.get("affinity") or {}))
     nodes = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})

@@ -40,12 +40,12 @@ def asleep(seen: Observed) -> Sleep | None:
 
 def wanted(seen: Observed) -> Trigger | None:
     """Why the current incarnation should be stored and stopped."""
-    session, node = seen.session, seen.node
+    session = seen.session
     if session.ended:
         return None
     if session.suspended:
         return Trigger.SUSPEND
-    if node is not None and node.cordoned and session.on_drain == "Hibernate":
+    if seen.drained and session.on_drain == "Hibernate":
         return Trigger.DRAIN
     return Trigger.IDLE if session.when_idle == "Hibernate" and is_idle(seen) else None
 

@@ -84,6 +84,14 @@ ENDS = {"idle": {"afterSeconds": 60, "then": "End"}, "checkpoints": {"everySecon
 STAYS = {"idle": {"afterSeconds": 60, "then": "Keep"}, "checkpoints": {"everySeconds": 0}}
 CORDONED = NodeSeen("n", cordoned=True, agent=True)
 UP = pod(2, node="m", restores=True, up=True)
+
+
+def evicted(spec: dict[str, Any]) -> Observed:
+    status = {"phase": "Running", "epoch": 1, "startedAt": ago(10)}
+    marked = {"annotations": {names.EVICTED: "1"}}
+    return running(session=session(spec=spec, status=status, metadata=marked))
+
+
 NOBODY_THERE = {"clients": "0", "active": ago(100)}
 
 ROWS: list[tuple[Observed, Step]] = [
@@ -125,6 +133,7 @@ ROWS: list[tuple[Observed, Step]] = [
     ),
     (running(spec=DRAINED, started=10, node=CORDONED), CreateKeep(1, Trigger.DRAIN, stops=True)),
     (running(spec=DRAINED, started=10), Wait(NOW + 590)),
+    (evicted(DRAINED), CreateKeep(1, Trigger.DRAIN, stops=True)),
     (running(spec=IDLE, notes=NOBODY_THERE), CreateKeep(1, Trigger.IDLE, stops=True)),
     (running(spec=IDLE, notes=NOBODY_THERE, started=20), Wait(NOW + 40)),
     (running(spec=IDLE, notes={**NOBODY_THERE, "clients": "1"}), Wait()),

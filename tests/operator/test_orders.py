@@ -76,7 +76,7 @@ def test_a_bring() -> None:
 
 def test_a_pod_that_waits_for_a_checkpoint() -> None:
     told = replace(WOKEN, avoid="n")
-    made = pods.restoring(session(), 2, order(image="a@sha256:1"), told, SETTINGS)
+    made = pods.restoring(session(), 2, order(image="a@sha256:1"), told, SETTINGS, ("old",))
     assert made["metadata"]["annotations"] == {names.RESTORE: "stored/build-1-k1"}
     assert made["spec"]["containers"][0]["image"] == "a@sha256:1"
     sidecar = made["spec"]["initContainers"][-1]
@@ -84,7 +84,8 @@ def test_a_pod_that_waits_for_a_checkpoint() -> None:
     affinity = made["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     able = {"key": names.AGENT, "operator": "In", "values": ["ready"]}
-    assert term == {"matchExpressions": [able]}
+    unfit = {"key": "metadata.name", "operator": "NotIn", "values": ["old"]}
+    assert term == {"matchExpressions": [able], "matchFields": [unfit]}
     wishes = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
     asked = [
         (one["weight"], one["preference"]["matchFields"][0]["operator"],

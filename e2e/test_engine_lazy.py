@@ -3,145 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import socket
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from e2e import engine_kit as kit
-from e2e.engine_session import (
-    Refusal,
-    Session,
-    Target,
-    bench,
-    engine,
-    eventually,
-    node,
-    tidy,
-)
-from holdfast_node import containers, freezer, pager
-from holdfast_node.engine import Engine, Restoring
-from holdfast_node.lazy import PagesLost
+from e2e.engine_lazy import Late, heap, lazily, pagers
+from e2e.engine_session import Session, Target, bench, engine, eventually, node, tidy
+from holdfast_node import containers, pager
+from holdfast_node.engine import Engine
 
 __all__ = ["bench", "engine", "node", "tidy"]  # fixtures; `tidy` stands in for the cluster's
 
-pytestmark = pytest.mark.timeout(120)
-
-
-class Tunnel:
-    """What the agents carry between them: bytes, as fast as they are asked to, or not at all."""
-
-    def __init__(self) -> None:
-        self.source, self._near = socket.socketpair()
-        self._far, self.target = socket.socketpair()
-        self.open = asyncio.Event()
-        self.carried = 0
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def __aenter__(self) -> Tunnel:
-        for end in (self.source, self._near, self._far):
-            end.setblocking(False)
-        self._tasks = [
-            asyncio.create_task(self._carry(self._far, self._near)),
-            asyncio.create_task(self._carry(self._near, self._far)),
-        ]
-        return self
-
-    async def _carry(self, source: socket.socket, to: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):
-            while data := await loop.sock_recv(source, 1 << 20):
-                await self.open.wait()
-                self.carried += len(data)
-                await loop.sock_sendall(to, data)
-            to.shutdown(socket.SHUT_WR)
-
-    async def cut(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.wait(self._tasks)
-        self._near.close()
-        self._far.close()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.cut()
-        self.source.close()
-        self.target.close()
-
-
-@dataclass
-class Lazily:
-    """A move of which all is done but that the pages follow."""
-
-    restoring: Restoring
-    tunnel: Tunnel
-    serving: asyncio.Task[None]
-    cage: freezer.Freezer
-    there: freezer.Freezer
-    freeze: float
-    parts: dict[str, float] = field(default_factory=dict)
-
-    async def all_came(self) -> None:
-        self.tunnel.open.set()
-        await self.restoring.arrived()
-        await self.serving
-
-
-@asynccontextmanager
-async def lazily(
-    engine: Engine, session: Session, target: Target, images: Path, *, wait: bool = False
-) -> AsyncIterator[Lazily]:
-    """`wait`: no page comes until the tunnel is opened."""
-    hold = session.container.hold
-    async with Tunnel() as tunnel, contextlib.AsyncExitStack() as stack:
-        if not wait:
-            tunnel.open.set()
-        restoring = await stack.enter_async_context(
-            engine.restoring(target.container.hold, images, pages=tunnel.target)
-        )
-        async with engine.dumping(hold, images, lazy=True) as dumping:
-            await asyncio.sleep(0.3)  # both CRIUs stand ready
-            began = time.monotonic()
-            cage = await engine.freeze(hold)
-            dumped = await dumping.dump()
-            after = time.monotonic()
-        serving = asyncio.create_task(engine.serve(hold, tunnel.source))
-        try:
-            await restoring.restore(target.held)
-            freeze = time.monotonic() - began
-            there = engine.freezer(target.container.hold)
-            parts = {"dump": after - began, "size": dumped.size}
-            yield Lazily(restoring, tunnel, serving, cage, there, freeze, parts)
-        finally:
-            serving.cancel()
-            await asyncio.wait([serving])
-
-
-HEAP = """
-import hashlib, os, sys
-size = int(sys.argv[1]) << 20
-block = os.urandom(1 << 20)
-heap = bytearray(size)
-for at in range(0, size, 1 << 20):
-    heap[at:at + (1 << 20)] = block
-    heap[at:at + 8] = at.to_bytes(8, "little")
-print("sum=" + hashlib.sha256(heap).hexdigest(), flush=True)
-input("ready? ")
-print("again=" + hashlib.sha256(heap).hexdigest(), flush=True)
-"""
-
-
-def heap(bench: kit.Lab, megabytes: int) -> tuple[Session, str]:
-    session = Session(bench.container("a", "python3", "-c", HEAP, str(megabytes)))
-    seen = session.typist.until("ready? ", 60)
-    return session, seen.partition("sum=")[2].split()[0]
+pytestmark = pytest.mark.timeout(60)
 
 
 async def test_memory_follows_the_session(bench: kit.Lab, engine: Engine) -> None:
@@ -151,7 +26,149 @@ async def test_memory_follows_the_session(bench: kit.Lab, engine: Engine) -> Non
     async with lazily(engine, session, target, bench.images()) as move:
         await move.all_came()
         assert move.tunnel.carried > 256 << 20
-    assert move.cage.frozen()
-    move.cage.kill()
     target.typist.type("\n")
     target.typist.until(f"again={digest}", 30)
+    assert not pager.blocked(move.there)
+    await eventually(lambda: pagers() == [])
+
+
+async def test_what_is_not_there_is_waited_for(bench: kit.Lab, engine: Engine) -> None:
+    """It runs, and stops at the first page that it touches and that has not come."""
+    session, digest = heap(bench, 64)
+    target = Late(bench.container("b"))
+    async with lazily(engine, session, target, bench.images()) as move:
+        assert not move.there.frozen()
+        target.typist.type("\n")
+        await asyncio.sleep(0.5)
+        assert b"again=" not in target.typist.read()
+        assert not move.serving.done()
+        await move.all_came()
+    target.typist.until(f"again={digest}", 30)
+
+
+async def test_a_session_of_another_user_moves_lazily(bench: kit.Lab, engine: Engine) -> None:
+    session = Session(bench.container("a", uid=1000))
+    session.typist.type("id -u; read -p 'na''me? ' x; echo got=$x:$UID\n")
+    session.typist.until("name? ")
+    target = Target(bench.container("b", uid=1000))
+    async with lazily(engine, session, target, bench.images()) as move:
+        target.typist.type("moved\n")
+        await move.all_came()
+    target.typist.until("got=moved:1000")
+
+
+BUSY = """
+import mmap, os, random, threading
+SIZE, PAGE, PARTS = 96 << 20, 4096, 4
+rand = random.Random(7)
+areas = [mmap.mmap(-1, SIZE // PARTS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+         for _ in range(PARTS)]
+model = [[rand.getrandbits(64).to_bytes(8, "little") for _ in range(SIZE // PARTS // PAGE)]
+         for _ in range(PARTS)]
+for area, pages in zip(areas, model):
+    for at, page in enumerate(pages):
+        area[at * PAGE:at * PAGE + PAGE] = page * (PAGE // 8)
+
+def check(part):
+    area, pages = areas[part], model[part]
+    wrong = sum(area[at * PAGE:at * PAGE + PAGE] != page * (PAGE // 8)
+                for at, page in enumerate(pages))
+    return f"{part}:{wrong}"
+
+def writes(part, count):
+    rand = random.Random(part)
+    for _ in range(count):
+        at = rand.randrange(len(model[part]))
+        page = rand.getrandbits(64).to_bytes(8, "little")
+        areas[part][at * PAGE:at * PAGE + PAGE] = page * (PAGE // 8)
+        model[part][at] = page
+
+def forks():
+    if os.fork() == 0:
+        if os.fork() == 0:
+            writes(0, 500)
+            print("grandchild=" + check(0), flush=True)
+            os._exit(0)
+        print("child=" + check(0), flush=True)
+        os.wait()
+        os._exit(0)
+
+def shuffles():
+    area, pages = areas[1], model[1]
+    area.madvise(mmap.MADV_DONTNEED, 0, 512 * PAGE)
+    pages[:512] = [bytes(8)] * 512
+    block = mmap.mmap(-1, 64 * PAGE)  # so that it has to go elsewhere to grow
+    area.resize(len(area) + (8 << 20))
+    pages += [bytes(8)] * ((8 << 20) // PAGE)
+    area.resize(len(area) - (10 << 20))
+    del pages[-((10 << 20) // PAGE):]
+
+print("up", flush=True)
+input()
+threads = [threading.Thread(target=writes, args=(part, 20000)) for part in (2, 3)]
+for thread in threads:
+    thread.start()
+forks()
+shuffles()
+writes(1, 5000)
+for thread in threads:
+    thread.join()
+os.wait()
+print("wrong=" + " ".join(check(part) for part in range(PARTS)) + " end", flush=True)
+"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_processes_do_with_memory_that_is_not_there(
+    bench: kit.Lab, engine: Engine, late: bool
+) -> None:
+    """Two threads write all over it, it forks, and its child does, it gives memory back, and moves
+    some about: every page is what it would have been."""
+    session = Session(bench.container("a", "python3", "-c", BUSY))
+    session.typist.until("up", 30)
+    target = (Late if late else Target)(bench.container("b"))
+    async with lazily(engine, session, target, bench.images()) as move:
+        target.typist.type("\n")
+        await asyncio.sleep(0.2)
+        await move.all_came()
+        assert move.tunnel.carried < 160 << 20  # nothing comes twice, though three want it
+    seen = target.typist.until(" end", 60)
+    assert "wrong=0:0 1:0 2:0 3:0 end" in seen
+    assert "grandchild=0:0" in seen
+    assert "child=0:0" in seen.replace("grandchild", "")
+
+
+async def test_a_process_that_ends_before_its_pages_came(bench: kit.Lab, engine: Engine) -> None:
+    session = Session(bench.container("a"))
+    program = "import os; heap = os.urandom(1 << 20) * 400; print('up'); input()"
+    session.typist.type(f"python3 -c \"{program}\"; echo le''ft=$?\n")
+    session.typist.until("up")
+    target = Late(bench.container("b"))
+    async with lazily(engine, session, target, bench.images()) as move:
+        [python] = [pid for pid in move.there.members() if containers.name(pid) == "python3"]
+        os.kill(python, signal.SIGKILL)
+        await eventually(lambda: containers.ending(python))
+        await move.all_came()
+        assert move.tunnel.carried < 300 << 20  # what nobody wants any more is not fetched
+    target.typist.until("left=137")
+
+
+ZOMBIE = """
+import os
+if os.fork() == 0:
+    os._exit(7)
+heap = os.urandom(1 << 20) * 16
+print("up", flush=True)
+input()
+print("got", os.waitstatus_to_exitcode(os.wait()[1]), heap == heap[:1 << 20] * 16, flush=True)
+"""
+
+
+async def test_a_zombie_moves_lazily(bench: kit.Lab, engine: Engine) -> None:
+    session = Session(bench.container("a", "python3", "-c", ZOMBIE))
+    session.typist.until("up")
+    target = Target(bench.container("b"))
+    async with lazily(engine, session, target, bench.images()) as move:
+        target.typist.type("\n")
+        await move.all_came()
+    target.typist.until("got 7 True")

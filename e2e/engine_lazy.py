@@ -43,12 +43,16 @@ class Tunnel:
 
     async def _carry(self, source: socket.socket, to: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):
+        try:
             while data := await loop.sock_recv(source, 1 << 20):
                 await self.open.wait()
                 self.carried += len(data)
                 await loop.sock_sendall(to, data)
             to.shutdown(socket.SHUT_WR)
+        except OSError:  # an end that is gone is gone for both
+            for end in (source, to):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
 
     async def cut(self) -> None:
         for task in self._tasks:

@@ -113,28 +113,29 @@ async def test_a_move_that_is_given_up_before_it_runs_harms_nobody(
     bench: kit.Lab, engine: Engine
 ) -> None:
     session, digest = heap(bench, 256)
-    target = Late(bench.container("b"), refuse=True)
+    there = bench.container("b")
+    refusing = Late(there, refuse=True)
     hold = session.container.hold
     images = bench.images()
     async with Tunnel() as tunnel:
-        target.tunnel = tunnel
-        async with engine.restoring(target.container.hold, images, pages=tunnel.target) as there:
+        refusing.tunnel = tunnel
+        async with engine.restoring(there.hold, images, pages=tunnel.target) as restoring:
             async with engine.dumping(hold, images, lazy=True) as dumping:
                 cage = await engine.freeze(hold)
                 await dumping.dump()
             serving = asyncio.create_task(engine.serve(hold, tunnel.source))
             with pytest.raises(Refusal):
-                await there.restore(target.held)
+                await restoring.restore(refusing.held)
         tunnel.open.set()
         with pytest.raises(PagesLost, match="left before it had all"):  # it is never told so
             await serving
-    await eventually(lambda: target.container.pids() == [])
+    await eventually(lambda: there.pids() == [])
     await eventually(lambda: pagers() == [])
-    assert not engine.freezer(target.container.hold).wanted()
+    assert not engine.freezer(there.hold).wanted()
     assert cage.frozen()
-    target.typist.close()
+    refusing.typist.close()
     # It may be tried again.
-    target = Target(target.container)
+    target = Target(there)
     async with lazily(engine, session, target, bench.images()) as move:
         await move.all_came()
     target.typist.type("\n")
@@ -270,8 +271,6 @@ async def test_an_image_cannot_have_its_own_code_run_lazily_either(
     source, target = bench.container("a"), Target(bench.container("b"))
     for container in (source, target.container):
         plant(container, tmp_path)
-        (container.root / "etc/python3").mkdir(exist_ok=True)
-        (container.root / "lazy-pages.socket").write_text("")
     session = Session(source)
     session.typist.type("read -p 'na''me? ' x; echo got=$x\n")
     session.typist.until("name? ")

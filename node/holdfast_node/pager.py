@@ -364,17 +364,18 @@ def watch(orders: Orders, listening: socket.socket) -> None:
 def _block(orders: Orders, why: bytes, *, freeze: bool) -> None:
     """A tree that does not run yet is the agent's or inside.py's to freeze or to kill."""
     cage = Freezer(Path(orders.freezer), orders.unified)
-    if cage.members():
+    if cage.exists() and cage.members():
         _libc.prctl(_PR_SET_NAME, LOST.encode())
         if freeze:
             with contextlib.suppress(HoldfastError):
                 cage.freeze()
     with contextlib.suppress(OSError):
         os.write(orders.agent, why)
-    while cage.members():
-        if ending(orders.hold):
-            cage.kill()
-        time.sleep(_LOOK_SECONDS / 10)
+    with contextlib.suppress(FileNotFoundError):  # the container ended, and its cgroup with it
+        while cage.members():
+            if ending(orders.hold):
+                cage.kill()
+            time.sleep(_LOOK_SECONDS / 10)
 
 
 def _page(pager: Pager, said: int) -> int:
@@ -423,6 +424,9 @@ def main() -> int:
     listening.listen(1)
     os.set_blocking(orders.agent, False)
     if os.fork() == 0:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):  # the agent's own may be waited for until all have closed them
+            os.dup2(nothing, fd)
         watch(orders, listening)
         os._exit(0)
     return 0

@@ -30,6 +30,7 @@ class Tunnel:
         self.open = asyncio.Event()
         self.open.set()
         self.carried = 0
+        self.delay = 0.0  # of each piece
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Tunnel:
@@ -46,6 +47,7 @@ class Tunnel:
         try:
             while data := await loop.sock_recv(source, 1 << 20):
                 await self.open.wait()
+                await asyncio.sleep(self.delay)
                 self.carried += len(data)
                 await loop.sock_sendall(to, data)
             to.shutdown(socket.SHUT_WR)

@@ -11,8 +11,9 @@ import pytest
 from e2e import engine_kit as kit
 from e2e.engine_lazy import Late, heap, lazily, pagers
 from e2e.engine_session import Session, Target, bench, engine, eventually, node, tidy
-from holdfast_node import containers, pager
+from holdfast_node import containers, pager, preflight
 from holdfast_node.engine import Engine
+from holdfast_wire.errors import Unavailable
 
 __all__ = ["bench", "engine", "node", "tidy"]  # fixtures; `tidy` stands in for the cluster's
 
@@ -38,6 +39,9 @@ async def test_what_is_not_there_is_waited_for(bench: kit.Lab, engine: Engine) -
     target = Late(bench.container("b"))
     async with lazily(engine, session, target, bench.images()) as move:
         assert not move.there.frozen()
+        with pytest.raises(Unavailable, match="still on its way"):
+            async with engine.dumping(target.container.hold, bench.images()):
+                pass
         target.typist.type("\n")
         await asyncio.sleep(0.5)
         assert b"again=" not in target.typist.read()
@@ -153,6 +157,38 @@ async def test_a_process_that_ends_before_its_pages_came(bench: kit.Lab, engine:
     target.typist.until("left=137")
 
 
+WIPED = """
+import mmap, os
+SIZE, WIPE_ON_FORK = 128 << 20, 18
+area = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, SIZE, 4096):
+    area[at] = 1
+area.madvise(WIPE_ON_FORK)
+print("up", flush=True)
+input()
+child = os.fork()
+there = sum(area[at] for at in range(0, SIZE, 4096))
+if child == 0:
+    print("child=%d." % there, flush=True)
+    os._exit(0)
+os.wait()
+print("parent=%d." % there, flush=True)
+"""
+
+
+async def test_a_child_does_not_inherit_what_is_to_be_wiped(bench: kit.Lab, engine: Engine) -> None:
+    """The kernel tells nothing of it; random number generators rely on it."""
+    session = Session(bench.container("a", "python3", "-c", WIPED))
+    session.typist.until("up")
+    target = Late(bench.container("b"))
+    async with lazily(engine, session, target, bench.images()) as move:
+        assert move.tunnel.carried < 64 << 20
+        move.tunnel.delay = 0.01
+        target.typist.type("\n")
+        await move.all_came()
+    assert "child=0." in target.typist.until("parent=32768.", 20)
+
+
 ZOMBIE = """
 import os
 if os.fork() == 0:
@@ -172,3 +208,7 @@ async def test_a_zombie_moves_lazily(bench: kit.Lab, engine: Engine) -> None:
         target.typist.type("\n")
         await move.all_came()
     target.typist.until("got 7 True")
+
+
+def test_this_node_can_take_memory_that_follows(bench: kit.Lab) -> None:
+    assert preflight.can_follow(bench.bundle)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pycriu import rpc_pb2 as rpc
-from pycriu.images import fdinfo_pb2, pagemap_pb2, pstree_pb2
+from pycriu.images import fdinfo_pb2, mm_pb2, pagemap_pb2, pstree_pb2
 
 from .entering import Entered
 
@@ -26,6 +26,7 @@ LOG_LEVEL: Final = 4
 SEIZE_SECONDS: Final = 5  # the tree is frozen already, so this takes milliseconds or never ends
 GHOST_LIMIT: Final = 64 << 20
 _LAZY, _PRESENT = 2, 4  # of a pagemap's entry
+_WIPE_ON_FORK: Final = 18  # as madvise numbers it
 
 
 class Kind(Enum):
@@ -143,6 +144,20 @@ def lazy_in(images: Path) -> list[tuple[int, int, int]]:
             if entry.flags & _LAZY and not entry.flags & _PRESENT:
                 pages = entry.nr_pages or entry.compat_nr_pages
                 found.append((pid, int(entry.vaddr), pages * mmap.PAGESIZE))
+    return found
+
+
+def wiped_in(images: Path) -> list[tuple[int, int, int]]:
+    """(PID, address, size) of memory that a child does not inherit, but has as zeros."""
+    found = []
+    for path in sorted(images.glob("mm-[0-9]*.img")):
+        pid = int(path.stem.removeprefix("mm-"))
+        for entry in _entries(path, mm_pb2.mm_entry):
+            found += [
+                (pid, int(vma.start), int(vma.end - vma.start))
+                for vma in entry.vmas
+                if vma.madv >> _WIPE_ON_FORK & 1
+            ]
     return found
 
 

@@ -23,9 +23,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast_wire.errors import HoldfastError, Internal
+from holdfast_wire.errors import HoldfastError, Internal, Unavailable
 
-from . import connections, containers, criu_rpc, failure, freezer, lazy
+from . import connections, containers, criu_rpc, failure, freezer, lazy, pager
 from .containers import Terminal
 from .criu_rpc import Answer, Kind
 from .entering import Entered, Place, enter
@@ -107,6 +107,8 @@ class Restoring:
         addresses = await asyncio.to_thread(criu_rpc.addresses_in, self.images)
         holding = _Holding(self.hold, self.cage, held, self.following)
         request = criu_rpc.restore_request(self.entered.images, lazy=self.following is not None)
+        if self.following is not None:
+            await asyncio.to_thread(self.following.expect)
         with holding.borrowed, _noted(self.images, self.notes), self._expecting(holding):
             for address in addresses:
                 holding.borrowed.enter_context(connections.borrowed_address(self.hold, address))
@@ -145,7 +147,6 @@ class Restoring:
         if self.following is None:
             yield
             return
-        self.following.expect()
 
         def lost() -> None:
             if not holding.held:
@@ -178,6 +179,10 @@ class Engine:
         """Makes ready to dump the session in hold's container, frozen or not yet. A dump that was
         cancelled comes to its end before this is left, so thaw after that and not before. `lazy`:
         most of the memory stays in the frozen tree, for `serve`."""
+        if pager.coming(self.freezer(hold)):
+            raise Unavailable(
+                "memory of the session is still on its way here", "try again when it has come"
+            )
         keeper = containers.keeper_of(hold)
         place = Place(hold, self._bundle, images, self._cgroups)
         async with enter(place, restoring=False, lazy=lazy) as entered:

@@ -101,8 +101,11 @@ class Following:
 
     def expect(self) -> None:
         """Before CRIU restores: what will be missing, out of the images."""
-        entries = criu_rpc.lazy_in(self._images)
-        (self._images / pager.MISSING).write_bytes(b"".join(pager.ENTRY.pack(*e) for e in entries))
+        entries = [(*one, 0) for one in criu_rpc.lazy_in(self._images)]
+        entries += [(*one, 1) for one in criu_rpc.wiped_in(self._images)]
+        (self._images / pager.MISSING).write_bytes(
+            b"".join(pager.ENTRY.pack(*one) for one in entries)
+        )
 
     @contextlib.contextmanager
     def lost(self, act: Callable[[], None]) -> Iterator[None]:

@@ -48,18 +48,22 @@ from .missing import Missing, Ranges
 from .uffd import PAGE, Event, Kind
 
 LISTENS: Final = "lazy-pages.socket"  # where CRIU's restore looks for it, in its folder
-MISSING: Final = "missing"  # what the agent found in the images: PID, address and size, each
+# What the agent found in the images, each: PID, address, size, and 0 for what is missing or 1 for
+# what a child does not inherit.
+MISSING: Final = "missing"
+NAME: Final = "holdfast-pager"
 LOST: Final = "holdfast-lost"
 RUNS: Final = b"runs"
 ARRIVED: Final = b"arrived"
-ENTRY: Final = struct.Struct("=QQQ")
+ENTRY: Final = struct.Struct("=QQQQ")
 # What is asked for: command, PID, address, size. The answer to a GET is the same, and then that
 # many bytes; to a CLOSE there is none.
 MESSAGE: Final = struct.Struct("=IIQQ")
 GET, CLOSE = 1, 2
 CHUNK: Final = 1 << 20  # the most that is asked for at once
 _NEAR: Final = 64 << 10  # asked for when somebody waits for its first page
-_ASKED: Final = 2  # at a time: whoever waits for a page waits for them too
+_ASKED: Final = 2 * CHUNK  # and not answered yet: whoever waits for a page waits for that too
+_REQUESTS: Final = 64
 _RESTORED: Final = 0x52535446  # CRIU's word for: all processes are there, with their memory mapped
 _REASON: Final = 1 << 10  # bytes
 _LOOK_SECONDS: Final = 1.0
@@ -116,6 +120,10 @@ class Source:
         self.asked.append((pid, start, end))
         self.flush()
 
+    def has_room(self) -> bool:
+        asked = sum(end - start for _, start, end in self.asked)
+        return asked < _ASKED and len(self.asked) < _REQUESTS
+
     def flush(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self.out:
@@ -157,6 +165,7 @@ class Pager:
         self._buffer = ctypes.addressof(ctypes.c_char.from_buffer(self._source.body))
         self._spaces: list[Space] = []
         self._unasked: dict[int, Ranges] = {}
+        self._wiped: list[tuple[int, int, int]] = []  # PID, start, end
         self._restored = False
         self._waiting = selectors.DefaultSelector()
 
@@ -190,8 +199,11 @@ class Pager:
         restorer, _ = self._listening.accept()
         self._listening.close()
         found: dict[int, list[tuple[int, int]]] = {}
-        for pid, start, size in ENTRY.iter_unpack(_read(self._orders.images, MISSING)):
-            found.setdefault(pid, []).append((start, start + size))
+        for pid, start, size, wiped in ENTRY.iter_unpack(_read(self._orders.images, MISSING)):
+            if wiped:
+                self._wiped.append((pid, start, start + size))
+            else:
+                found.setdefault(pid, []).append((start, start + size))
         self._unasked = {pid: Ranges(ranges) for pid, ranges in found.items()}
         return restorer
 
@@ -244,13 +256,21 @@ class Pager:
         if event.kind == Kind.FAULT:
             self._fault(space, event.second & -PAGE)
         elif event.kind == Kind.FORK:
-            self._add(Space(event.first & 0xFFFFFFFF, space.pid, space.missing.copy()))
+            self._add(Space(event.first & 0xFFFFFFFF, space.pid, self._inherited(space)))
         elif event.kind == Kind.REMAP:
             space.missing.move(event.first, event.second, event.third)
             uffd.wake(space.fd, event.first, event.third)
         else:
             space.missing.drop(event.first, event.second)
             uffd.wake(space.fd, event.first, event.second - event.first)
+
+    def _inherited(self, space: Space) -> Missing:
+        missing = space.missing.copy()
+        for pid, start, end in self._wiped:
+            if pid == space.pid:
+                for piece in missing.pieces(start, end):
+                    missing.drop(piece.start, piece.end)
+        return missing
 
     def _fault(self, space: Space, address: int) -> None:
         was = space.missing.was(address)
@@ -305,6 +325,8 @@ class Pager:
             uffd.wake(space.fd, address, PAGE)
         elif failed == errno.EAGAIN:
             self._look(space)
+        elif failed == errno.ENOMEM:  # the container is at its limit, and something in it must go
+            time.sleep(_LOOK_SECONDS / 10)
         else:
             raise Broken(f"a page cannot be put into its process: {os.strerror(failed)}")
 
@@ -317,7 +339,7 @@ class Pager:
                 self._look(space)
                 if not space.missing:
                     self._leave(space)
-        while len(self._source.asked) < _ASKED and (pid := self._next()):
+        while self._source.has_room() and (pid := self._next()):
             start, end = self._unasked[pid].first(CHUNK)
             self._unasked[pid].remove(start, end)
             if any(space.missing.pieces(start, end) for space in self._of(pid)):
@@ -347,6 +369,7 @@ class Pager:
 
 def watch(orders: Orders, listening: socket.socket) -> None:
     """Starts the pager with this process's own descriptors, and is there when it has ended."""
+    _name(NAME)
     saying, said = os.pipe()
     runs = mmap.mmap(-1, PAGE)
     child = _fork_sharing()
@@ -365,7 +388,7 @@ def _block(orders: Orders, why: bytes, *, freeze: bool) -> None:
     """A tree that does not run yet is the agent's or inside.py's to freeze or to kill."""
     cage = Freezer(Path(orders.freezer), orders.unified)
     if cage.exists() and cage.members():
-        _libc.prctl(_PR_SET_NAME, LOST.encode())
+        _name(LOST)
         if freeze:
             with contextlib.suppress(HoldfastError):
                 cage.freeze()
@@ -400,11 +423,25 @@ def _fork_sharing() -> int:
 def blocked(cage: Freezer) -> bool:
     """Pages of this tree will never come: it must be killed, and its session restored from the
     last checkpoint. An agent that finds a frozen tree asks this first."""
+    return LOST in _beside(cage)
+
+
+def coming(cage: Freezer) -> bool:
+    """Pages of this tree have not come yet, or never will."""
+    return not {NAME, LOST}.isdisjoint(_beside(cage))
+
+
+def _beside(cage: Freezer) -> set[str]:
+    """The names of the container's processes that are not the session's."""
+    found = set()
     for pid in (cage.parent / "cgroup.procs").read_text().split():
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() == LOST:
-                return True
-    return False
+            found.add(Path(f"/proc/{pid}/comm").read_text().strip())
+    return found
+
+
+def _name(name: str) -> None:
+    _libc.prctl(_PR_SET_NAME, name.encode())
 
 
 def _read(folder: int, name: str) -> bytes:

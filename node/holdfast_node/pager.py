@@ -16,8 +16,10 @@ watcher does nothing but wait. So:
 
 Both are in the container's cgroups, and so outlive the agent.
 
-What a fork, an mremap, an munmap or an madvise makes of what is missing the kernel tells in the
-right order, and lets none of them go on, nor a page be copied (EAGAIN), before it was read.
+What a fork, an mremap, an munmap or an madvise makes of what is missing the kernel tells, and lets
+none of them go on, nor a page be copied (EAGAIN), before it was read. In one thing it cannot be
+relied on: if a thread forks in the moment in which another unmaps memory that is missing, it may
+tell of the second first, and then the child finds zeros in what its parent gave away.
 """
 
 from __future__ import annotations

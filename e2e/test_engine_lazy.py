@@ -157,6 +157,25 @@ async def test_a_process_that_ends_before_its_pages_came(bench: kit.Lab, engine:
     target.typist.until("left=137")
 
 
+@pytest.mark.timed
+@pytest.mark.timeout(120)
+async def test_the_freeze_does_not_wait_for_the_memory(bench: kit.Lab, engine: Engine) -> None:
+    """1 GiB of heap; the best of three, for others may use the machine too."""
+    best = 60.0
+    for _ in range(3):
+        session, digest = heap(bench, 1024)
+        target = Target(bench.container("b"))
+        async with lazily(engine, session, target, bench.images()) as move:
+            await move.all_came()
+        target.typist.type("\n")
+        target.typist.until(f"again={digest}", 30)
+        best = min(best, move.freeze_seconds)
+        if best < 0.6:
+            break
+        bench.end_all()
+    assert best < 0.6
+
+
 WIPED = """
 import mmap, os
 SIZE, WIPE_ON_FORK = 128 << 20, 18

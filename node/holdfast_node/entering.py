@@ -50,7 +50,13 @@ class Entered:
         self.freezer = f"/proc/self/fd/{orders.tree}"
 
     async def send(self, packet: bytes) -> None:
-        await asyncio.get_running_loop().sock_sendall(self._sock, packet)
+        """Internal when CRIU is gone."""
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._sock, packet)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise Internal(
+                "CRIU ended without an answer", "see its log, and the kernel's"
+            ) from error
 
     async def receive(self) -> bytes:
         """The next packet; Internal when CRIU is gone."""

@@ -7,6 +7,8 @@ which needs `protobuf`.
 from __future__ import annotations
 
 import ipaddress
+import itertools
+import mmap
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,13 +18,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from pycriu import rpc_pb2 as rpc
-from pycriu.images import fdinfo_pb2, pstree_pb2
+from pycriu.images import fdinfo_pb2, mm_pb2, pagemap_pb2, pstree_pb2
 
 from .entering import Entered
 
 LOG_LEVEL: Final = 4
 SEIZE_SECONDS: Final = 5  # the tree is frozen already, so this takes milliseconds or never ends
 GHOST_LIMIT: Final = 64 << 20
+_LAZY, _PRESENT = 2, 4  # of a pagemap's entry
+_WIPE_ON_FORK: Final = 18  # as madvise numbers it
 
 
 class Kind(Enum):
@@ -70,7 +74,7 @@ def _answer(response: Any) -> Answer:
     )
 
 
-def dump_request(keeper: int, images: str, freezer: str) -> bytes:
+def dump_request(keeper: int, images: str, freezer: str, *, lazy: bool = False) -> bytes:
     """`keeper` as its container numbers it. The tree is left alive, frozen by its cgroup: CRIU
     freezes what it found frozen before it lets go of it."""
     request = _request(Kind.DUMP, images)
@@ -78,11 +82,13 @@ def dump_request(keeper: int, images: str, freezer: str) -> bytes:
     request.opts.leave_running = True
     request.opts.timeout = SEIZE_SECONDS
     request.opts.freeze_cgroup = freezer
+    request.opts.lazy_pages = lazy
     return bytes(request.SerializeToString())
 
 
-def restore_request(images: str) -> bytes:
+def restore_request(images: str, *, lazy: bool = False) -> bytes:
     request = _request(Kind.RESTORE, images)
+    request.opts.lazy_pages = lazy
     request.opts.notify_scripts = True
     return bytes(request.SerializeToString())
 
@@ -127,6 +133,32 @@ def addresses_in(images: Path) -> frozenset[str]:
             if not (address.is_loopback or address.is_unspecified):
                 found.add(str(address))
     return frozenset(found)
+
+
+def lazy_in(images: Path) -> list[tuple[int, int, int]]:
+    """(PID, address, size) of memory that the images leave to be fetched."""
+    found = []
+    for path in sorted(images.glob("pagemap-[0-9]*.img")):
+        pid = int(path.stem.removeprefix("pagemap-"))
+        for entry in itertools.islice(_entries(path, pagemap_pb2.pagemap_entry), 1, None):
+            if entry.flags & _LAZY and not entry.flags & _PRESENT:
+                pages = entry.nr_pages or entry.compat_nr_pages
+                found.append((pid, int(entry.vaddr), pages * mmap.PAGESIZE))
+    return found
+
+
+def wiped_in(images: Path) -> list[tuple[int, int, int]]:
+    """(PID, address, size) of memory that a child does not inherit, but has as zeros."""
+    found = []
+    for path in sorted(images.glob("mm-[0-9]*.img")):
+        pid = int(path.stem.removeprefix("mm-"))
+        for entry in _entries(path, mm_pb2.mm_entry):
+            found += [
+                (pid, int(vma.start), int(vma.end - vma.start))
+                for vma in entry.vmas
+                if vma.madv >> _WIPE_ON_FORK & 1
+            ]
+    return found
 
 
 def _entries(path: Path, kind: Any) -> Iterator[Any]:

@@ -3,6 +3,9 @@
     source: dumping() ─ freeze() ─ ... ─ dump()      then thaw() or kill()
     target: restoring() ─ ... ─ restore(held)       the tree runs only after held() returned
 
+With memory that comes later (lazy.py) the source has serve() before kill(), and the target
+arrived() after restore().
+
 Invariants: a dumped tree is alive and frozen, whatever became of the dump; only a CRIU that was
 killed in the middle may have damaged it, and then there is no dump. A restored tree runs no
 instruction of its own before `held` returned, not even if the agent is killed; and if `held`
@@ -14,20 +17,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast_wire.errors import HoldfastError, Internal
+from holdfast_wire.errors import HoldfastError, Internal, Unavailable
 
-from . import connections, containers, criu_rpc, failure, freezer
+from . import connections, containers, criu_rpc, failure, freezer, lazy, pager
 from .containers import Terminal
 from .criu_rpc import Answer, Kind
 from .entering import Entered, Place, enter
 from .failure import DumpFailed, Reason, RestoreFailed, explain
 from .freezer import CGROUPS, Freezer
 from .inside import OWN_PIDS
+from .lazy import Following, PagesLost
 from .preflight import NOTES
 
 _HELD = "pre-resume"
@@ -60,13 +65,17 @@ class Dumping:
     keeper: int
     images: Path
     notes: bytes = field(repr=False)
+    lazy: bool = False
 
     async def dump(self) -> Dumped:
         """Of a frozen tree. It is alive and frozen afterwards, also when this raises."""
         began = time.monotonic()
         _refuse_traced(self.keeper)
         request = criu_rpc.dump_request(
-            containers.inner_pid(self.keeper), self.entered.images, self.entered.freezer
+            containers.inner_pid(self.keeper),
+            self.entered.images,
+            self.entered.freezer,
+            lazy=self.lazy,
         )
         with _noted(self.images, self.notes):
             answer = await _converse(self.entered, request)
@@ -89,15 +98,18 @@ class Restoring:
     cage: Freezer
     images: Path
     notes: bytes = field(repr=False)
+    following: Following | None = None
 
     async def restore(self, held: Held) -> int:
         """The keeper's host PID; the tree runs. It raises what `held` raised, or RestoreFailed;
         then nothing of the tree is left. Called once."""
         await asyncio.to_thread(_check_pids, self.images)
         addresses = await asyncio.to_thread(criu_rpc.addresses_in, self.images)
-        holding = _Holding(self.hold, self.cage, held)
-        request = criu_rpc.restore_request(self.entered.images)
-        with holding.borrowed, _noted(self.images, self.notes):
+        holding = _Holding(self.hold, self.cage, held, self.following)
+        request = criu_rpc.restore_request(self.entered.images, lazy=self.following is not None)
+        if self.following is not None:
+            await asyncio.to_thread(self.following.expect)
+        with holding.borrowed, _noted(self.images, self.notes), self._expecting(holding):
             for address in addresses:
                 holding.borrowed.enter_context(connections.borrowed_address(self.hold, address))
             try:
@@ -117,6 +129,32 @@ class Restoring:
         self.cage.thaw()
         return holding.keeper
 
+    async def arrived(self) -> None:
+        """After a restore from a lazy dump: returns when the last page has come. PagesLost: one
+        never will. The tree is frozen then, for good: kill it, once its sidecar knows why."""
+        if self.following is None:
+            return
+        try:
+            await self.following.arrived()
+        except PagesLost:
+            with contextlib.suppress(HoldfastError):
+                await asyncio.to_thread(self.cage.freeze)
+            raise
+
+    @contextlib.contextmanager
+    def _expecting(self, holding: _Holding) -> Iterator[None]:
+        """If pages are lost before the tree is there, CRIU may well be waiting for one of them."""
+        if self.following is None:
+            yield
+            return
+
+        def lost() -> None:
+            if not holding.held:
+                self.cage.kill()
+
+        with self.following.lost(lost):
+            yield
+
 
 class Engine:
     def __init__(self, bundle: Path, cgroups: Path = CGROUPS, notes: bytes = b"") -> None:
@@ -135,31 +173,53 @@ class Engine:
         return cage
 
     @contextlib.asynccontextmanager
-    async def dumping(self, hold: int, images: Path) -> AsyncIterator[Dumping]:
+    async def dumping(
+        self, hold: int, images: Path, *, lazy: bool = False
+    ) -> AsyncIterator[Dumping]:
         """Makes ready to dump the session in hold's container, frozen or not yet. A dump that was
-        cancelled comes to its end before this is left, so thaw after that and not before."""
+        cancelled comes to its end before this is left, so thaw after that and not before. `lazy`:
+        most of the memory stays in the frozen tree, for `serve`."""
+        if pager.coming(self.freezer(hold)):
+            raise Unavailable(
+                "memory of the session is still on its way here", "try again when it has come"
+            )
         keeper = containers.keeper_of(hold)
         place = Place(hold, self._bundle, images, self._cgroups)
-        async with enter(place, restoring=False) as entered:
+        async with enter(place, restoring=False, lazy=lazy) as entered:
             await asyncio.to_thread(self.freezer(hold).gather, keeper)
-            yield Dumping(entered, keeper, images, self._notes)
+            yield Dumping(entered, keeper, images, self._notes, lazy)
+
+    async def serve(self, hold: int, stream: socket.socket) -> None:
+        """After a lazy dump: gives the target what it asks for of the frozen tree's memory. Only
+        when this has returned is every page there, and may the tree be killed. PagesLost: it was
+        not told so; ask the Lease whose the session is."""
+        await lazy.serve(stream, self.freezer(hold))
 
     @contextlib.asynccontextmanager
-    async def restoring(self, hold: int, images: Path) -> AsyncIterator[Restoring]:
+    async def restoring(
+        self, hold: int, images: Path, *, pages: socket.socket | None = None
+    ) -> AsyncIterator[Restoring]:
         """Makes ready to restore into hold's container, which has no session. `images` may be
-        filled until `restore` is called."""
+        filled until `restore` is called. `pages`, for images of a lazy dump: a stream to the
+        source's `serve`. It is taken. Leave this only after `arrived`."""
         place = Place(hold, self._bundle, images, self._cgroups)
-        async with enter(place, restoring=True) as entered:
-            yield Restoring(entered, hold, self.freezer(hold), images, self._notes)
+        async with contextlib.AsyncExitStack() as stack:
+            entered = await stack.enter_async_context(enter(place, restoring=True))
+            following = None
+            if pages is not None:
+                following = await stack.enter_async_context(lazy.following(place, pages))
+            yield Restoring(entered, hold, self.freezer(hold), images, self._notes, following)
 
 
 class _Holding:
     """Answers CRIU's questions during a restore: all are granted but the last."""
 
-    def __init__(self, hold: int, cage: Freezer, held: Held) -> None:
+    def __init__(self, hold: int, cage: Freezer, held: Held, following: Following | None) -> None:
         self._hold = hold
         self._cage = cage
         self._held = held
+        self._following = following
+        self.held = False
         self.keeper = 0
         self._inside = 0
         self.released = False
@@ -171,13 +231,18 @@ class _Holding:
             self._inside = pid
         if script != _HELD:
             return True
+        self.held = True
         try:
+            if self._following is not None:
+                self._following.check()
             await self._held(await asyncio.to_thread(self._restored))
         except Exception as error:
             self.refused = error
             await asyncio.to_thread(self._cage.kill)
             return False
         self.released = True
+        if self._following is not None:
+            self._following.runs()
         return True
 
     def _restored(self) -> Restored:

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -50,7 +50,13 @@ class Entered:
         self.freezer = f"/proc/self/fd/{orders.tree}"
 
     async def send(self, packet: bytes) -> None:
-        await asyncio.get_running_loop().sock_sendall(self._sock, packet)
+        """Internal when CRIU is gone."""
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._sock, packet)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise Internal(
+                "CRIU ended without an answer", "see its log, and the kernel's"
+            ) from error
 
     async def receive(self) -> bytes:
         """The next packet; Internal when CRIU is gone."""
@@ -75,11 +81,11 @@ class Entered:
 
 
 @contextlib.asynccontextmanager
-async def enter(place: Place, *, restoring: bool) -> AsyncIterator[Entered]:
+async def enter(place: Place, *, restoring: bool, lazy: bool = False) -> AsyncIterator[Entered]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     try:
-        process, orders = await _start(place, theirs, restoring)
+        process, orders = await _start(place, theirs, restoring, lazy)
     except BaseException:
         ours.close()
         raise
@@ -91,10 +97,10 @@ async def enter(place: Place, *, restoring: bool) -> AsyncIterator[Entered]:
 
 
 async def _start(
-    place: Place, theirs: socket.socket, restoring: bool
+    place: Place, theirs: socket.socket, restoring: bool, lazy: bool
 ) -> tuple[asyncio.subprocess.Process, Orders]:
     with theirs, contextlib.ExitStack() as opened:
-        orders = _orders(place, theirs.fileno(), opened, restoring)
+        orders = replace(_orders(place, theirs.fileno(), opened, restoring), lazy=lazy)
         passed = [theirs.fileno(), orders.bundle, orders.images, orders.last_pid, orders.tree]
         passed += [*orders.join, *orders.namespaces.values()]
         process = await asyncio.create_subprocess_exec(
@@ -115,7 +121,7 @@ def _orders(place: Place, agent: int, opened: contextlib.ExitStack, restoring: b
     if restoring:
         cage.thaw()
     # A dump's pages must not count against the container's memory; a restored tree's must.
-    folders = _cgroups(place) if restoring else []
+    folders = cgroups(place) if restoring else []
     uid, gid = containers.ids_of(place.hold)
     spaces = Path(f"/proc/{place.hold}/ns")
     return Orders(
@@ -134,6 +140,6 @@ def _orders(place: Place, agent: int, opened: contextlib.ExitStack, restoring: b
     )
 
 
-def _cgroups(place: Place) -> list[Path]:
+def cgroups(place: Place) -> list[Path]:
     folders = (one.folder(place.cgroups) for one in freezer.cgroups_of(place.hold))
     return [folder for folder in folders if (folder / "cgroup.procs").exists()]

@@ -65,6 +65,7 @@ class Orders:
     namespaces: dict[str, int]
     join: list[int]  # the container's cgroups, for restored processes to be in
     tree: int  # the folder of the tree's own freezer cgroup
+    lazy: bool = False  # a dump leaves the memory where it is
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -206,9 +207,21 @@ def become_criu(orders: Orders, sock: int) -> None:
             os.setresgid(orders.gid, 0, 0)
             os.setresuid(orders.uid, 0, 0)
         bundle = f"/proc/self/fd/{orders.bundle}"
-        os.execve(f"{bundle}/{LOADER}", criu(bundle, "swrk", str(sock)), environment(bundle))  # noqa: S606
+        words = ["swrk", str(sock)]
+        if orders.lazy:
+            words = ["--ps-socket", str(nobody()), *words]
+        os.execve(f"{bundle}/{LOADER}", criu(bundle, *words), environment(bundle))  # noqa: S606
     finally:
         os._exit(127)
+
+
+def nobody() -> int:
+    """A connection that the other side has closed. After a lazy dump CRIU serves the pages to this
+    one, and is done at once; by itself it would open a port for everybody (cr_page_server)."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    os.set_inheritable(ours.fileno(), True)
+    return ours.detach()
 
 
 def may(capability: int) -> bool:

@@ -65,6 +65,14 @@ def look(bundle: Path, cgroups: Path = freezer.CGROUPS) -> Preflight:
     )
 
 
+def can_follow(bundle: Path) -> bool:
+    """A session's memory can come here after it (lazy.py)."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = _run(bundle, Path("/"), "check", "--feature", "uffd-noncoop")
+        return done.returncode == 0
+    return False
+
+
 def cpu_digest(cpuinfo: str, xsave: int) -> str:
     """A name for what programs can find out about the processor: its flags, and how much room its
     registers take, which a restored signal frame depends on."""
@@ -99,7 +107,7 @@ def _check(bundle: Path) -> tuple[list[str], bytes]:
     """`criu check`, and the notes that it leaves."""
     folder = Path(tempfile.mkdtemp(dir=_SHARED_MEMORY))
     try:
-        done = _run(bundle, "check", folder)
+        done = _run(bundle, folder, "check")
         path = folder / NOTES
         notes = path.read_bytes() if path.exists() else b""
     except subprocess.TimeoutExpired:
@@ -114,15 +122,15 @@ def _check(bundle: Path) -> tuple[list[str], bytes]:
 
 def _version(bundle: Path) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        for line in _run(bundle, "--version", Path("/")).stdout.splitlines():
+        for line in _run(bundle, Path("/"), "--version").stdout.splitlines():
             if line.startswith("Version:"):
                 return line.split()[1]
     return ""
 
 
-def _run(bundle: Path, word: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def _run(bundle: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        inside.criu(str(bundle), word),
+        inside.criu(str(bundle), *words),
         env=inside.environment(str(bundle)),
         cwd=folder,
         capture_output=True,

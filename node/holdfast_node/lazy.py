@@ -1,0 +1,195 @@
+"""Post-copy: a session goes on before its memory is there. The agents' side of it; docs/move.md
+has the whole.
+
+    source   CRIU dumps all but the pages, which stay in the frozen tree, and are read out of it
+             as they are asked for (serve)
+    target   the pager (pager.py) asks for them, first for those that somebody waits for (Following)
+
+Between the two goes one stream of bytes in both directions, which the agents carry as they like.
+
+CRIU's own page server is not used. It has a memory's pages in pipes and so has to go on, with the
+tree in its hands, until the last was fetched; and without CAP_SYS_RESOURCE, or where
+fs.pipe-max-size is below 4 MiB, it cannot serve even one (page-pipe.c, pipe_read_dest_init fails
+unnoticed).
+
+Invariant: `serve` returns only when the target runs and no page is missing there. Whatever else
+ends the stream is PagesLost, to both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+from holdfast_wire.errors import Permanent
+
+from . import containers, criu_rpc, entering, freezer, pager
+from .entering import Place
+from .freezer import Freezer
+from .uffd import PAGE
+
+
+class PagesLost(Permanent):
+    """At the target: memory of the session will never come. It is frozen and cannot go on; kill
+    it when its sidecar knows. At the source: what the target has is not known from this."""
+
+    code = "pages_lost"
+    http_status = 422
+
+
+# -- the source ------------------------------------------------------------------------------------
+
+
+async def serve(stream: socket.socket, cage: Freezer) -> None:
+    loop = asyncio.get_running_loop()
+    stream.setblocking(False)
+    buffer = memoryview(bytearray(pager.CHUNK))
+    with contextlib.ExitStack() as opened:
+        memory = _memory(cage, opened)
+        while True:
+            try:
+                asked = await _exactly(stream, pager.MESSAGE.size)
+                command, pid, address, size = pager.MESSAGE.unpack(asked)
+                if command == pager.CLOSE:
+                    return
+                if pid not in memory or not 0 < size <= pager.CHUNK or (address | size) % PAGE:
+                    raise PagesLost("the target asked for something that is no page")
+                count = await asyncio.to_thread(os.preadv, memory[pid], [buffer[:size]], address)
+                if count != size or not cage.frozen():
+                    raise PagesLost("the session is not as it was dumped any more")
+                await loop.sock_sendall(stream, asked)
+                await loop.sock_sendall(stream, buffer[:size])
+            except OSError as error:
+                raise PagesLost(f"pages could not be sent: {error}") from error
+
+
+def _memory(cage: Freezer, opened: contextlib.ExitStack) -> dict[int, int]:
+    """By the container's PIDs. The kernel lets the agent read what the process itself may not."""
+    found = {}
+    for pid in cage.members():
+        fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        opened.callback(os.close, fd)
+        found[containers.inner_pid(pid)] = fd
+    return found
+
+
+async def _exactly(stream: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = await asyncio.get_running_loop().sock_recv(stream, size - len(data))
+        if not piece:
+            raise PagesLost("the target left before it had all pages")
+        data += piece
+    return data
+
+
+# -- the target ------------------------------------------------------------------------------------
+
+
+class Following:
+    """The pager of one restored tree."""
+
+    def __init__(self, agent: socket.socket, images: Path) -> None:
+        self._agent = agent
+        self._images = images
+        self._saying = asyncio.create_task(_hear(agent))
+
+    def expect(self) -> None:
+        """Before CRIU restores: what will be missing, out of the images."""
+        entries = [(*one, 0) for one in criu_rpc.lazy_in(self._images)]
+        entries += [(*one, 1) for one in criu_rpc.wiped_in(self._images)]
+        (self._images / pager.MISSING).write_bytes(
+            b"".join(pager.ENTRY.pack(*one) for one in entries)
+        )
+
+    @contextlib.contextmanager
+    def lost(self, act: Callable[[], None]) -> Iterator[None]:
+        """If pages are lost meanwhile, `act` is called, in a thread."""
+        loop = asyncio.get_running_loop()
+
+        def said(task: asyncio.Task[bytes]) -> None:
+            if not task.cancelled() and task.result() != pager.ARRIVED:
+                loop.run_in_executor(None, act)
+
+        self._saying.add_done_callback(said)
+        try:
+            yield
+        finally:
+            self._saying.remove_done_callback(said)
+
+    def check(self) -> None:
+        """PagesLost, if it is known already that they will not come."""
+        if self._saying.done():
+            _tell(self._saying.result())
+
+    def runs(self) -> None:
+        """The tree is about to run: from here on the pager answers for it."""
+        with contextlib.suppress(OSError):  # `arrived` says why
+            self._agent.send(pager.RUNS)
+
+    async def arrived(self) -> None:
+        """Returns when the last page has come."""
+        _tell(await asyncio.shield(self._saying))
+
+    async def leave(self) -> None:
+        self._saying.cancel()
+        await asyncio.wait([self._saying])
+
+
+async def _hear(agent: socket.socket) -> bytes:
+    with agent:
+        return await asyncio.get_running_loop().sock_recv(agent, 1 << 13)
+
+
+def _tell(said: bytes) -> None:
+    if said != pager.ARRIVED:
+        why = said.decode(errors="replace") or "the pager was killed"
+        raise PagesLost(f"memory of the session will never come: {why}")
+
+
+@contextlib.asynccontextmanager
+async def following(place: Place, stream: socket.socket) -> AsyncIterator[Following]:
+    """Takes the stream. If this is left before the last page has come, a tree that runs by then is
+    frozen for good."""
+    agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    agent.setblocking(False)
+    with theirs, stream, contextlib.ExitStack() as opened:
+        orders = _orders(place, theirs, stream, opened)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-m", "holdfast_node.pager", orders.to_text(),
+            pass_fds=[orders.agent, orders.stream, orders.images, *orders.join],
+            stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        if await process.wait():
+            agent.close()
+            raise PagesLost("the pager could not be started", "see the agent's log")
+    made = Following(agent, place.images)
+    try:
+        yield made
+    finally:
+        await made.leave()
+
+
+def _orders(
+    place: Place, agent: socket.socket, stream: socket.socket, opened: contextlib.ExitStack
+) -> pager.Orders:
+    def take(path: Path, flags: int) -> int:
+        fd = os.open(path, flags | os.O_CLOEXEC)
+        opened.callback(os.close, fd)
+        return fd
+
+    cage = freezer.of(place.hold, place.cgroups)
+    return pager.Orders(
+        agent=agent.fileno(),
+        stream=stream.fileno(),
+        images=take(place.images, os.O_RDONLY | os.O_DIRECTORY),
+        join=[take(one / "cgroup.procs", os.O_WRONLY) for one in entering.cgroups(place)],
+        hold=place.hold,
+        freezer=str(cage.parent),
+        unified=cage.unified,
+    )

@@ -1,0 +1,475 @@
+"""The process that brings a running session its memory after it. `python -m` runs it.
+
+    source's agent ─ stream ─ this process ─ userfaultfd ─ the session's processes
+
+CRIU has a program for this, `criu lazy-pages`. This one is there instead of it because of what
+comes when such a program dies: the kernel takes a closed userfaultfd for "nothing is missing any
+more", and the session's processes go on with zeros where their memory should be, and nobody is
+told. Here two processes have the same table of descriptors, the pager and its watcher, and the
+watcher does nothing but wait. So:
+
+- a page that has not come is never read as zeros. Whoever touches it waits until it has come.
+- if it cannot come any more (the stream broke, the pager died), the tree is frozen, the watcher
+  keeps the descriptors, and names itself LOST: `blocked` finds it by that. It ends when the tree
+  was killed, which is for somebody else to decide, for to hold that looks like the session's end.
+- the source is told that all has come only if the agent has said that the tree runs (RUNS).
+
+Both are in the container's cgroups, and so outlive the agent.
+
+What a fork, an mremap, an munmap or an madvise makes of what is missing the kernel tells, and lets
+none of them go on, nor a page be copied (EAGAIN), before it was read. In one thing it cannot be
+relied on: if a thread forks in the moment in which another unmaps memory that is missing, it may
+tell of the second first, and then the child finds zeros in what its parent gave away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import mmap
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from holdfast_wire.errors import HoldfastError
+
+from . import uffd
+from .containers import ending
+from .freezer import Freezer
+from .missing import Missing, Ranges
+from .uffd import PAGE, Event, Kind
+
+LISTENS: Final = "lazy-pages.socket"  # where CRIU's restore looks for it, in its folder
+# What the agent found in the images, each: PID, address, size, and 0 for what is missing or 1 for
+# what a child does not inherit.
+MISSING: Final = "missing"
+NAME: Final = "holdfast-pager"
+LOST: Final = "holdfast-lost"
+RUNS: Final = b"runs"
+ARRIVED: Final = b"arrived"
+ENTRY: Final = struct.Struct("=QQQQ")
+# What is asked for: command, PID, address, size. The answer to a GET is the same, and then that
+# many bytes; to a CLOSE there is none.
+MESSAGE: Final = struct.Struct("=IIQQ")
+GET, CLOSE = 1, 2
+CHUNK: Final = 1 << 20  # the most that is asked for at once
+_NEAR: Final = 64 << 10  # asked for when somebody waits for its first page
+_ASKED: Final = 2 * CHUNK  # and not answered yet: whoever waits for a page waits for that too
+_REQUESTS: Final = 64
+_RESTORED: Final = 0x52535446  # CRIU's word for: all processes are there, with their memory mapped
+_REASON: Final = 1 << 10  # bytes
+_LOOK_SECONDS: Final = 1.0
+_CLOSE_SECONDS: Final = 5.0
+_CLONE3: Final = 435  # the same number on every architecture
+_CLONE_FILES: Final = 0x400
+_PR_SET_NAME: Final = 15
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class Broken(Exception):
+    """No more pages will come."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """All numbers are descriptors but hold, a host PID."""
+
+    agent: int
+    stream: int
+    images: int
+    join: list[int]
+    hold: int
+    freezer: str
+    unified: bool
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(eq=False)
+class Space:
+    """The memory of one process, or of those that share it."""
+
+    fd: int
+    pid: int  # whose it was when dumped: a child that is forked now has its parent's
+    missing: Missing
+
+
+@dataclass
+class Source:
+    """What is asked of the source, and comes back in the order it was asked for."""
+
+    stream: socket.socket
+    out: bytearray = field(default_factory=bytearray)
+    asked: deque[tuple[int, int, int]] = field(default_factory=deque)  # PID, start, end
+    head: memoryview = field(default_factory=lambda: memoryview(bytearray(MESSAGE.size)))
+    body: memoryview = field(default_factory=lambda: memoryview(mmap.mmap(-1, CHUNK)))
+    size: int = 0  # of what comes next in `body`; 0: a head comes
+    got: int = 0
+
+    def ask(self, pid: int, start: int, end: int) -> None:
+        self.out += MESSAGE.pack(GET, pid, start, end - start)
+        self.asked.append((pid, start, end))
+        self.flush()
+
+    def has_room(self) -> bool:
+        asked = sum(end - start for _, start, end in self.asked)
+        return asked < _ASKED and len(self.asked) < _REQUESTS
+
+    def flush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self.out:
+                del self.out[: self.stream.send(self.out)]
+
+    def read(self) -> tuple[int, int, int] | None:
+        """(PID, start, end) of pages that are whole in `body`."""
+        while True:
+            view = self.body[: self.size] if self.size else self.head
+            try:
+                count = self.stream.recv_into(view[self.got :])
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise Broken(f"the stream broke: {error}") from error
+            if not count:
+                raise Broken("the source closed the stream")
+            self.got += count
+            if self.got < len(view):
+                continue
+            self.got = 0
+            if self.size:
+                self.size = 0
+                return self.asked.popleft()
+            pid, start, end = self.asked[0] if self.asked else (0, 0, 0)
+            if MESSAGE.unpack(self.head) != (GET, pid, start, end - start):
+                raise Broken("the source sent something else than was asked for")
+            self.size = end - start
+
+
+class Pager:
+    def __init__(self, orders: Orders, listening: socket.socket, runs: mmap.mmap) -> None:
+        self._orders = orders
+        self._listening = listening
+        self._runs = runs  # its first byte: the agent has said so
+        stream = socket.socket(fileno=orders.stream)
+        stream.setblocking(False)
+        self._source = Source(stream)
+        self._buffer = ctypes.addressof(ctypes.c_char.from_buffer(self._source.body))
+        self._spaces: list[Space] = []
+        self._unasked: dict[int, Ranges] = {}
+        self._wiped: list[tuple[int, int, int]] = []  # PID, start, end
+        self._restored = False
+        self._waiting = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        """Returns when no page is missing any more; Broken when one will not come."""
+        restorer = self._meet()
+        self._waiting.register(self._source.stream, selectors.EVENT_READ)
+        self._waiting.register(restorer, selectors.EVENT_READ)
+        while not (self._restored and not self._spaces):
+            ready = self._waiting.select(_LOOK_SECONDS)
+            for key, _ in ready:
+                if key.fileobj is restorer:
+                    self._from_restorer(restorer)
+                elif isinstance(key.data, Space):
+                    self._look(key.data)
+                elif key.fd == self._orders.agent and not self._from_agent():
+                    raise Broken("the agent has left")
+            self._from_source()
+            self._go_on()
+            if not ready and ending(self._orders.hold):
+                return
+        self._close()
+
+    def _meet(self) -> socket.socket:
+        self._waiting.register(self._orders.agent, selectors.EVENT_READ)
+        self._waiting.register(self._listening, selectors.EVENT_READ)
+        while all(key.fileobj is not self._listening for key, _ in self._waiting.select()):
+            if not self._from_agent():
+                raise Broken("the agent has left")
+        self._waiting.unregister(self._listening)
+        restorer, _ = self._listening.accept()
+        self._listening.close()
+        found: dict[int, list[tuple[int, int]]] = {}
+        for pid, start, size, wiped in ENTRY.iter_unpack(_read(self._orders.images, MISSING)):
+            if wiped:
+                self._wiped.append((pid, start, start + size))
+            else:
+                found.setdefault(pid, []).append((start, start + size))
+        self._unasked = {pid: Ranges(ranges) for pid, ranges in found.items()}
+        return restorer
+
+    def _from_agent(self) -> bool:
+        try:
+            said = os.read(self._orders.agent, 16)
+        except BlockingIOError:
+            return True
+        if said == RUNS:
+            self._runs[0] = 1
+        return bool(said)
+
+    # -- CRIU
+
+    def _from_restorer(self, restorer: socket.socket) -> None:
+        """A process and its userfaultfd; a zombie, by a negative number; or that it is done."""
+        word = restorer.recv(4, socket.MSG_WAITALL)
+        if len(word) < 4:
+            self._waiting.unregister(restorer)
+            if not self._restored:
+                raise Broken("the restore failed")
+            return
+        (number,) = struct.unpack("=i", word)
+        if number == _RESTORED:
+            self._restored = True
+        elif number > 0:
+            _, fds, _, _ = socket.recv_fds(restorer, 1, 1)
+            ranges = self._unasked.get(number, ())
+            self._add(Space(fds[0], number, Missing(ranges)))
+
+    # -- the session's processes
+
+    def _add(self, space: Space) -> None:
+        os.set_blocking(space.fd, False)
+        self._spaces.append(space)
+        self._waiting.register(space.fd, selectors.EVENT_READ, space)
+
+    def _leave(self, space: Space) -> None:
+        """Nothing of it is missing, or it is gone."""
+        self._spaces.remove(space)
+        self._waiting.unregister(space.fd)
+        os.close(space.fd)
+
+    def _look(self, space: Space) -> None:
+        if space in self._spaces:
+            for event in uffd.events(space.fd):
+                self._happened(space, event)
+
+    def _happened(self, space: Space, event: Event) -> None:
+        if event.kind == Kind.FAULT:
+            self._fault(space, event.second & -PAGE)
+        elif event.kind == Kind.FORK:
+            self._add(Space(event.first & 0xFFFFFFFF, space.pid, self._inherited(space)))
+        elif event.kind == Kind.REMAP:
+            space.missing.move(event.first, event.second, event.third)
+            uffd.wake(space.fd, event.first, event.third)
+        else:
+            space.missing.drop(event.first, event.second)
+            uffd.wake(space.fd, event.first, event.second - event.first)
+
+    def _inherited(self, space: Space) -> Missing:
+        missing = space.missing.copy()
+        for pid, start, end in self._wiped:
+            if pid == space.pid:
+                for piece in missing.pieces(start, end):
+                    missing.drop(piece.start, piece.end)
+        return missing
+
+    def _fault(self, space: Space, address: int) -> None:
+        was = space.missing.was(address)
+        if was is None:
+            uffd.zero(space.fd, address)
+            return
+        # Before all memory is mapped, what is near may have no place yet.
+        near = was + (_NEAR if self._restored else PAGE)
+        for start, end in self._unasked[space.pid].within(was, near)[:1]:
+            if start == was:
+                self._unasked[space.pid].remove(start, end)
+                self._source.ask(space.pid, start, end)
+
+    # -- pages
+
+    def _from_source(self) -> None:
+        self._source.flush()
+        came = self._source.read()
+        if came is None:
+            return
+        pid, start, end = came
+        while any(self._put(space, start, end) for space in self._of(pid)):
+            pass
+
+    def _of(self, pid: int) -> list[Space]:
+        return [space for space in self._spaces if space.pid == pid]
+
+    def _put(self, space: Space, start: int, end: int) -> bool:
+        """The pages in the buffer, wherever this process misses them now. True: look again, for
+        something has happened meanwhile."""
+        for piece in space.missing.pieces(start, end):
+            size = piece.end - piece.start
+            source = self._buffer + piece.was - start
+            copied, failed = uffd.copy(space.fd, piece.start, source, size)
+            while failed == errno.ENOENT and not copied and size > PAGE:
+                # Its memory has borders that it had not when dumped, and a copy stops at none.
+                size = size // 2 & -PAGE
+                copied, failed = uffd.copy(space.fd, piece.start, source, size)
+            space.missing.drop(piece.start, piece.start + copied)
+            if failed:
+                self._failed(space, piece.start + copied, failed)
+                return space in self._spaces
+            if copied < piece.end - piece.start:
+                return True
+        return False
+
+    def _failed(self, space: Space, address: int, failed: int) -> None:
+        if failed in (errno.ESRCH, errno.ENOSPC):
+            self._leave(space)
+        elif failed in (errno.EEXIST, errno.ENOENT):
+            space.missing.drop(address, address + PAGE)
+            uffd.wake(space.fd, address, PAGE)
+        elif failed == errno.EAGAIN:
+            self._look(space)
+        elif failed == errno.ENOMEM:  # the container is at its limit, and something in it must go
+            time.sleep(_LOOK_SECONDS / 10)
+        else:
+            raise Broken(f"a page cannot be put into its process: {os.strerror(failed)}")
+
+    def _go_on(self) -> None:
+        """Those that nobody waits for are asked for in turn."""
+        if not self._restored:
+            return
+        for space in list(self._spaces):
+            if not space.missing:
+                self._look(space)
+                if not space.missing:
+                    self._leave(space)
+        while self._source.has_room() and (pid := self._next()):
+            start, end = self._unasked[pid].first(CHUNK)
+            self._unasked[pid].remove(start, end)
+            if any(space.missing.pieces(start, end) for space in self._of(pid)):
+                self._source.ask(pid, start, end)
+
+    def _next(self) -> int:
+        return next((one.pid for one in self._spaces if self._unasked.get(one.pid)), 0)
+
+    def _close(self) -> None:
+        """The source hears that it is not needed any more; it is not, whether it hears it or not.
+        An agent that left before it said that the tree runs left that to the next."""
+        stream = self._source.stream
+        os.set_blocking(self._orders.agent, True)
+        while not self._runs[0]:
+            if not self._from_agent():
+                return
+        with contextlib.suppress(OSError, Broken):
+            stream.settimeout(_CLOSE_SECONDS)
+            while self._source.asked:
+                self._source.read()
+            stream.sendall(self._source.out + MESSAGE.pack(CLOSE, 0, 0, 0))
+            stream.shutdown(socket.SHUT_WR)
+
+
+# -- the two processes -----------------------------------------------------------------------------
+
+
+def watch(orders: Orders, listening: socket.socket) -> None:
+    """Starts the pager with this process's own descriptors, and is there when it has ended."""
+    _name(NAME)
+    saying, said = os.pipe()
+    runs = mmap.mmap(-1, PAGE)
+    child = _fork_sharing()
+    if child == 0:
+        os._exit(_page(Pager(orders, listening, runs), said))
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        with contextlib.suppress(OSError):
+            os.write(orders.agent, ARRIVED)
+        return
+    why = os.read(saying, _REASON) if os.WIFEXITED(status) else b"the pager was killed"
+    _block(orders, why, freeze=bool(runs[0]))
+
+
+def _block(orders: Orders, why: bytes, *, freeze: bool) -> None:
+    """A tree that does not run yet is the agent's or inside.py's to freeze or to kill."""
+    cage = Freezer(Path(orders.freezer), orders.unified)
+    if cage.exists() and cage.members():
+        _name(LOST)
+        if freeze:
+            with contextlib.suppress(HoldfastError):
+                cage.freeze()
+    with contextlib.suppress(OSError):
+        os.write(orders.agent, why)
+    with contextlib.suppress(FileNotFoundError):  # the container ended, and its cgroup with it
+        while cage.members():
+            if ending(orders.hold):
+                cage.kill()
+            time.sleep(_LOOK_SECONDS / 10)
+
+
+def _page(pager: Pager, said: int) -> int:
+    try:
+        pager.run()
+    except BaseException as error:  # whatever it is, the pages do not come
+        os.write(said, (str(error) or type(error).__name__).encode()[:_REASON])
+        return 1
+    return 0
+
+
+def _fork_sharing() -> int:
+    """fork, but that both have one table of descriptors, which is closed when both are gone."""
+    arguments = struct.pack("=8Q", _CLONE_FILES, 0, 0, 0, signal.SIGCHLD, 0, 0, 0)
+    child = int(_libc.syscall(_CLONE3, arguments, len(arguments)))
+    if child < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), "clone3")
+    return child
+
+
+def blocked(cage: Freezer) -> bool:
+    """Pages of this tree will never come: it must be killed, and its session restored from the
+    last checkpoint. An agent that finds a frozen tree asks this first."""
+    return LOST in _beside(cage)
+
+
+def coming(cage: Freezer) -> bool:
+    """Pages of this tree have not come yet, or never will."""
+    return not {NAME, LOST}.isdisjoint(_beside(cage))
+
+
+def _beside(cage: Freezer) -> set[str]:
+    """The names of the container's processes that are not the session's."""
+    found = set()
+    for pid in (cage.parent / "cgroup.procs").read_text().split():
+        with contextlib.suppress(OSError):
+            found.add(Path(f"/proc/{pid}/comm").read_text().strip())
+    return found
+
+
+def _name(name: str) -> None:
+    _libc.prctl(_PR_SET_NAME, name.encode())
+
+
+def _read(folder: int, name: str) -> bytes:
+    with os.fdopen(os.open(name, os.O_RDONLY, dir_fd=folder), "rb") as file:
+        return file.read()
+
+
+def main() -> int:
+    """Ends when the pager listens; that goes on without it."""
+    orders = Orders(**json.loads(sys.argv[1]))
+    for fd in orders.join:
+        os.write(fd, b"0")
+    with contextlib.suppress(PermissionError):
+        Path("/proc/self/oom_score_adj").write_text("-1000")
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(f"/proc/self/fd/{orders.images}/{LISTENS}")
+    listening.listen(1)
+    os.set_blocking(orders.agent, False)
+    if os.fork() == 0:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):  # the agent's own may be waited for until all have closed them
+            os.dup2(nothing, fd)
+        watch(orders, listening)
+        os._exit(0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

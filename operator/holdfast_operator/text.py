@@ -19,15 +19,17 @@ _ESCAPE: Final = re.compile(
 
 def plain(text: str, limit: int = 1024) -> str:
     """One line without escape sequences, control and direction-changing characters."""
-    text = _ESCAPE.sub("", text)
-    text = re.sub(r"\s+", " ", text)
-    kept = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co"))
-    kept = kept.rstrip()
+    kept = _seen(re.sub(r"\s+", " ", _ESCAPE.sub("", text))).rstrip()
     return kept if len(kept) <= limit else kept[: limit - 1] + "…"
 
 
 def plain_row(text: str, limit: int = 512) -> str:
     """A row of a screen: as `plain`, but its spaces stay, for columns line up by them."""
-    text = _ESCAPE.sub("", text)
-    kept = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co"))
-    return kept.rstrip()[:limit]
+    return _seen(_ESCAPE.sub("", text)).rstrip()[:limit]
+
+
+def _seen(text: str) -> str:
+    """Of characters those that show, and change nothing else."""
+    if text.isascii() and text.isprintable():
+        return text  # as almost all of it is
+    return "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co"))

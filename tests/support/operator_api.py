@@ -3,20 +3,27 @@ owners), and any write can come to grief."""
 
 from __future__ import annotations
 
-import copy
 import itertools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast_kube.client import EVENTS, PODS, Conflict, Resource
 from holdfast_operator.names import Key
 from holdfast_wire.errors import AlreadyExists, HoldfastError, NotFound, Unavailable
 
 Json = dict[str, Any]
+T = TypeVar("T")
 KEY = Key("team", "build")
+
+
+def copied(value: T) -> T:
+    """As through the API: also a tenth of what a deep copy takes."""
+    made: T = json.loads(json.dumps(value))
+    return made
 
 
 class Killed(BaseException):
@@ -46,7 +53,7 @@ class FakeApi:
     async def get(self, kind: Resource, namespace: str, name: str) -> Json | None:
         if self.down:
             raise Unavailable("no answer")
-        return copy.deepcopy(self.items.get((kind.plural, namespace, name)))
+        return copied(self.items.get((kind.plural, namespace, name)))
 
     async def list_all(
         self, kind: Resource, namespace: str | None, labels: str = "", metadata_only: bool = False
@@ -55,7 +62,7 @@ class FakeApi:
             self.listed.append(labels)
         label, _, value = labels.partition("=")
         found = [
-            copy.deepcopy(item)
+            copied(item)
             for (plural, space, _), item in sorted(self.items.items())
             if plural == kind.plural
             and namespace in (None, space)
@@ -76,7 +83,7 @@ class FakeApi:
                 raise AlreadyExists(f"{where} is there")
             if write.lands:
                 self.items[where] = self._stored(body, namespace)
-        return copy.deepcopy(self.items[where])
+        return copied(self.items[where])
 
     async def replace(
         self, kind: Resource, namespace: str, name: str, body: Mapping[str, Any]
@@ -88,10 +95,10 @@ class FakeApi:
                 raise Conflict("written since")
             if write.lands:
                 kept = {k: old["metadata"][k] for k in ("uid",)}
-                new = copy.deepcopy(dict(body))
+                new = copied(dict(body))
                 new["metadata"] |= {**kept, "resourceVersion": self._next()}
                 self.items[where] = new
-        return copy.deepcopy(self.items[where])
+        return copied(self.items[where])
 
     async def patch(
         self,
@@ -114,7 +121,7 @@ class FakeApi:
                     merge(old, {k: v for k, v in body.items() if k != "status"})
                 old["metadata"]["resourceVersion"] = self._next()
                 self._finish(where)
-        return copy.deepcopy(old)
+        return copied(old)
 
     async def delete(
         self, kind: Resource, namespace: str, name: str, uid: str, version: str | None = None
@@ -191,7 +198,7 @@ class FakeApi:
         return str(next(self._numbers))
 
     def _stored(self, body: Mapping[str, Any], namespace: str) -> Json:
-        made = copy.deepcopy(dict(body))
+        made = copied(dict(body))
         made["metadata"] |= {
             "namespace": namespace,
             "uid": f"uid-{self._next()}",
@@ -243,4 +250,4 @@ def merge(target: Json, patch: Mapping[str, Any]) -> None:
         elif isinstance(value, dict) and isinstance(target.get(key), dict):
             merge(target[key], value)
         else:
-            target[key] = copy.deepcopy(value)
+            target[key] = copied(value)

@@ -380,13 +380,18 @@ async def test_it_goes_as_told(story: Story) -> None:
     assert not world.overlap
 
 
+# The operator is killed at every write. Not sent and not heard of take turns: both end in a look.
+WHERE = {Mishap.KILLED: (1, 1), Mishap.REPLY_LOST: (1, 2), Mishap.NOT_SENT: (2, 2)}
+
+
 @pytest.mark.parametrize("mishap", list(Mishap))
 @pytest.mark.parametrize("story", STORIES)
 async def test_ends_the_same(story: Story, mishap: Mishap) -> None:
     quiet = World()
     await story(quiet)
     expected = settled(quiet)
-    for number in range(1, len(quiet.api.writes) + 1):
+    first, step = WHERE[mishap]
+    for number in range(first, len(quiet.api.writes) + 1, step):
         world = World()
         world.api.mishap = (number, mishap)
         await story(world)

@@ -174,8 +174,7 @@ class FakeApi:
         return self.all(PODS)
 
     def all(self, kind: Resource) -> list[Json]:
-        found = sorted(self.items.items())
-        return [item for (plural, _, _), item in found if plural == kind.plural]
+        return [self.items[where] for where in sorted(self.items) if where[0] == kind.plural]
 
     def said(self) -> list[str]:
         return [i["reason"] for (plural, _, _), i in self.items.items() if plural == EVENTS.plural]

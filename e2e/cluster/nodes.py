@@ -27,6 +27,7 @@ from e2e.cluster.places import (
 from e2e.cluster.say import ClusterError, run
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
+BRIDGE_ADDRESS: Final = "02:68:66:00:00:01"  # locally administered
 
 
 def link_name(node: str) -> str:
@@ -34,7 +35,9 @@ def link_name(node: str) -> str:
 
 
 def network_up() -> None:
-    run("ip", "link", "add", BRIDGE, "type", "bridge")
+    # An address of its own: else it is that of one of its ports, and another when that node goes,
+    # and the others look for the API where it was until they ask again.
+    run("ip", "link", "add", BRIDGE, "address", BRIDGE_ADDRESS, "type", "bridge")
     run("ip", "addr", "add", f"{API_HOST}/24", "dev", BRIDGE)
     run("ip", "link", "set", BRIDGE, "up")
 

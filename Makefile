@@ -104,10 +104,13 @@ cluster: setup ## a real Kubernetes with two nodes on this machine (root; the fi
 cluster-down: $(BIN)/.ready ## remove it, and everything of it
 	@$(BIN)/python -m e2e.cluster down
 
+E2E = $(BIN)/pytest --timeout 600 -o cache_dir=build/e2e/cache e2e
+
 .PHONY: e2e
 e2e: setup ## all tests on a real cluster (root); T= selects; build/e2e/report.json
 	@scripts/need $$($(BIN)/python -m e2e.cluster tools)
-	@$(BIN)/pytest -v --timeout 600 --durations=40 --durations-min=3 -p no:cacheprovider e2e $(if $(T),-k '$(T)')
+	$(if $(T),,@rm -f build/e2e/report.json)
+	@$(E2E) -v --durations=40 --durations-min=3 $(if $(T),-k '$(T)')
 	$(if $(T)$(HOLDFAST_KEEP),,@HOLDFAST_CLUSTER_TEST=1 $(BIN)/pytest -v -p no:cacheprovider e2e/test_cluster.py)
 
 .PHONY: bench

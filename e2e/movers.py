@@ -32,11 +32,6 @@ from e2e.lab import (
 
 # One move takes a second or two on a machine with nothing else to do.
 MOVED_WITHIN: Final = 60.0
-# Everything about moves takes ten minutes; what is not marked so is run each time.
-whole = pytest.mark.skipif(
-    os.environ.get("HOLDFAST_MOVE_TESTS") != "1",
-    reason="ten minutes in all: HOLDFAST_MOVE_TESTS=1 runs everything about moves",
-)
 AGENT: Final = ("-l", "app.kubernetes.io/component=node")
 
 # The counter of `lab.COUNTER`, which lives through moves: its epoch is that of the moment. The

@@ -17,7 +17,7 @@ from holdfast_wire.errors import Unavailable
 
 __all__ = ["bench", "engine", "node", "tidy"]  # fixtures; `tidy` stands in for the cluster's
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
 
 
 async def test_memory_follows_the_session(bench: kit.Lab, engine: Engine) -> None:

@@ -23,7 +23,7 @@ from holdfast_node.lazy import PagesLost
 
 __all__ = ["bench", "engine", "node", "tidy"]  # fixtures; `tidy` stands in for the cluster's
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
 
 
 async def check_blocked(move: Lazily, target: Target) -> None:

@@ -28,7 +28,7 @@ from holdfast_wire.errors import Unavailable
 
 __all__ = ["bench", "engine", "node", "tidy"]  # fixtures; `tidy` stands in for the cluster's
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
 
 UID = "11111111-2222-3333-4444-555555555555"
 Json = dict[str, Any]

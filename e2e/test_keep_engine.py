@@ -30,7 +30,7 @@ from holdfast_wire.errors import Unavailable
 
 __all__ = ["bench", "engine", "node", "tidy"]  # fixtures; `tidy` stands in for the cluster's
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
 
 KEYS = Keys(b"0123456789abcdef0123456789abcdef")
 KEEP = Keep(

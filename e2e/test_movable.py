@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from e2e.lab import Lab, Session, until
-from e2e.movers import await_agents, checkpoint, cordoned, move, whole
+from e2e.movers import await_agents, checkpoint, cordoned, move
 
 SAID_WITHIN: Final = 60.0
 READY: Final = "rea''dy"  # as it is typed; the screen has it whole when it runs
@@ -57,7 +57,7 @@ def test_what_reads_the_keyboard_is_named_and_forgotten(lab: Lab) -> None:
     move(session)
 
 
-@whole
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_tracer_is_named_before_and_after_a_drain(lab: Lab) -> None:
     """While it is tried the attempt's own words stand; when the node is opened again, what is."""

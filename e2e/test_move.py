@@ -19,7 +19,6 @@ from e2e.movers import (
     move,
     other,
     walking,
-    whole,
 )
 from e2e.viewer import Viewer, again
 
@@ -73,7 +72,7 @@ def test_ten_moves_back_and_forth(lab: Lab) -> None:
     lab.report["moves_total_count"] = lab.report.get("moves_total_count", 0) + 10
 
 
-@whole
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_random_sessions_move_under_load(lab: Lab) -> None:
     """As many as fit into the time, two at once; a fixed seed chooses."""

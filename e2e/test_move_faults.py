@@ -39,11 +39,10 @@ from e2e.movers import (
     processes,
     shared,
     walking,
-    whole,
 )
 from e2e.viewer import Viewer, again, marks_in
 
-pytestmark = whole
+pytestmark = pytest.mark.long
 
 AGENT_PORT = 7318
 # The agents give a silent link up after some seconds; the next attempt follows the first at once.

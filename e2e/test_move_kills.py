@@ -27,7 +27,6 @@ from e2e.movers import (
     pod_uid,
     processes,
     walking,
-    whole,
 )
 
 # A part that was killed is started anew by the kubelet, and what it left is settled; then the move
@@ -35,7 +34,7 @@ from e2e.movers import (
 SETTLED_WITHIN = 120.0
 
 
-pytestmark = [whole, pytest.mark.faults(18)]
+pytestmark = [pytest.mark.long, pytest.mark.faults(18)]
 
 
 def settled(session: Session) -> None:

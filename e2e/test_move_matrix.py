@@ -21,10 +21,9 @@ from e2e.movers import (
     passed,  # noqa: F401 - a fixture
     pod_uid,
     processes,
-    whole,
 )
 
-pytestmark = whole
+pytestmark = pytest.mark.long
 
 # Answers `check` in its terminal, and until then does what the script after it says.
 ANSWERING: Final = """

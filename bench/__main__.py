@@ -15,6 +15,7 @@ from bench import (
     measure_attach,
     measure_echo,
     measure_memory,
+    measure_moves,
     measure_stalled,
     measure_throughput,
     peers,
@@ -34,6 +35,7 @@ PARTS: Final[dict[str, Callable[[int, Table], Figures]]] = {
     "memory": lambda _size, table: measure_memory.measure(table),
     "throughput": measure_throughput.measure,
     "stalled": measure_stalled.measure,
+    "moves": lambda _size, table: measure_moves.measure(table),
 }
 
 

@@ -1,0 +1,133 @@
+"""How long a session stands still when it moves, on a real cluster, against what CRIU alone takes
+to dump and restore a process of that size on the same node in the same run.
+
+The session measures its own freeze: from the last line it wrote outside before the move to the
+first one after it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from e2e.cluster import __main__ as cluster
+from e2e.cluster import faults
+from e2e.cluster.places import SHARED
+from e2e.cluster.running import running
+from e2e.lab import Lab, Mark, until
+from e2e.movers import WALKER, agent_pid, ask, await_agents, check, shared
+
+from bench.measure_memory import memory_mib
+from bench.report import Figures, Table
+
+SIZES: Final = {"50mb": 50_000_000, "1gib": 1 << 30}
+MOVES: Final = {"50mb": 5, "1gib": 3}
+EVERY: Final = 0.002  # seconds between two lines: the least freeze that can be told
+MOVED_WITHIN: Final = 120.0
+HEAP: Final = """
+import os, sys
+block = os.urandom(1 << 20)
+heap = bytearray(block * (int(sys.argv[3]) >> 20))
+"""
+# In a session of its own, without a terminal: what CRIU does with the least to do.
+ALONE: Final = """
+import os, subprocess, sys, time
+heap, folder = int(sys.argv[1]), sys.argv[2]
+os.makedirs(folder, exist_ok=True)
+program = '''
+import os, sys, time
+heap = bytearray(os.urandom(1 << 20) * (int(sys.argv[1]) >> 20))
+os.mkdir(sys.argv[2] + "/ready")
+time.sleep(600)
+'''
+child = subprocess.Popen(
+    ["setsid", "python3", "-c", program, str(heap), folder],
+    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+)
+while not os.path.exists(folder + "/ready"):
+    time.sleep(0.05)
+took = []
+for what in (["dump", "-t", str(child.pid)], ["restore", "-d", "--pidfile", folder + "/pid"]):
+    began = time.monotonic()
+    subprocess.run(["criu", *what, "-D", folder, "-v0"], check=True)
+    took.append(time.monotonic() - began)
+    child.poll()
+os.kill(int(open(folder + "/pid").read()), 9)
+print(*took)
+"""
+
+
+@contextmanager
+def on_a_cluster() -> Iterator[Lab]:
+    cluster.up(os.getpid())
+    try:
+        lab = Lab(running().programs)
+        lab.install()
+        await_agents(lab)
+        yield lab
+    finally:
+        cluster.down()
+
+
+def measure(table: Table) -> Figures:
+    table.title("moves: seconds of standing still, and of CRIU alone")
+    if os.geteuid() != 0:
+        table.note("left out: a cluster on this machine needs root (sudo make bench)")
+        return {}
+    figures: Figures = {}
+    with on_a_cluster() as lab:
+        for name, size in SIZES.items():
+            frozen, floor = _moved(lab, name, size), _alone(name, size)
+            figures[f"move_freeze_{name}_seconds"] = frozen
+            figures[f"criu_floor_{name}_seconds"] = floor
+            figures[f"move_freeze_{name}_ratio_to_criu"] = frozen / floor
+            table.row(name)
+            table.cell(f"{frozen:.3f}")
+            table.cell(f"CRIU alone {floor:.3f}")
+            table.cell(f"ratio {frozen / floor:.2f}")
+        figures["agent_idle_mib"] = _idle_agents(lab)
+        table.row("agent, idle")
+        table.cell(f"{figures['agent_idle_mib']:.1f} MiB")
+    return figures
+
+
+def _moved(lab: Lab, name: str, size: int) -> float:
+    """The median of some moves back and forth."""
+    store = SHARED / f"heap-{name}"
+    store.unlink(missing_ok=True)
+    command = ("python3", "-c", HEAP + WALKER, f"/shared/heap-{name}", str(EVERY), str(size))
+    session = lab.session(f"heap-{name}", *command, **shared())
+    until(lambda: len(session.marks()) > 100, "it counts")
+    for _ in range(MOVES[name]):
+        epoch = ask(session)
+        session.await_epoch(epoch + 1, MOVED_WITHIN)
+        session.writes_on()
+    marks = check(session, MOVES[name] + 1)
+    session.delete()
+    return statistics.median(_freezes(marks))
+
+
+def _freezes(marks: list[Mark]) -> list[float]:
+    pairs = itertools.pairwise(marks)
+    return [after.at - before.at for before, after in pairs if after.epoch != before.epoch]
+
+
+def _alone(name: str, size: int) -> float:
+    node = running().nodes[0]
+    took = []
+    for number in range(MOVES[name]):
+        said = faults.in_node(node, "python3", "-c", ALONE, str(size), f"/run/alone-{number}")
+        took.append(sum(float(word) for word in said.split()))
+        faults.in_node(node, "rm", "-rf", f"/run/alone-{number}")
+    return statistics.median(took)
+
+
+def _idle_agents(lab: Lab) -> float:
+    """Of the one that needs more."""
+    time.sleep(5)
+    return max(memory_mib(agent_pid(lab, node))["Pss"] for node in running().nodes)

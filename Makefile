@@ -114,8 +114,9 @@ e2e: setup ## all tests on a real cluster (root); T= selects; build/e2e/report.j
 	$(if $(T)$(HOLDFAST_KEEP),,@HOLDFAST_CLUSTER_TEST=1 $(BIN)/pytest -v -p no:cacheprovider e2e/test_cluster.py)
 
 .PHONY: bench
-bench: setup ## measure against tmux and dtach; build/bench/report.json
+bench: setup ## measure against tmux, dtach and CRIU (as root, on a cluster); build/bench/report.json
 	@scripts/need $(BENCH_TOOLS)
+	@[ $$(id -u) != 0 ] || scripts/need $$($(BIN)/python -m e2e.cluster tools)
 	@$(BIN)/python -m bench
 
 .PHONY: picture

@@ -111,7 +111,11 @@ e2e: setup ## all tests on a real cluster (root); T= selects; build/e2e/report.j
 	@scripts/need $$($(BIN)/python -m e2e.cluster tools)
 	$(if $(T),,@rm -f build/e2e/report.json)
 	@$(E2E) -v --durations=40 --durations-min=3 $(if $(T),-k '$(T)')
-	$(if $(T)$(HOLDFAST_KEEP),,@HOLDFAST_CLUSTER_TEST=1 $(BIN)/pytest -v -p no:cacheprovider e2e/test_cluster.py)
+	$(if $(T)$(HOLDFAST_KEEP),,@$(MAKE) --silent --no-print-directory e2e-cluster)
+
+.PHONY: e2e-cluster
+e2e-cluster: # the cluster itself, in a run of its own: it is ended in the middle
+	@HOLDFAST_CLUSTER_TEST=1 $(BIN)/pytest -v -p no:cacheprovider e2e/test_cluster.py
 
 .PHONY: bench
 bench: setup ## measure against tmux, dtach and CRIU (as root, on a cluster); build/bench/report.json

@@ -1,12 +1,12 @@
-"""Post-copy between whole agents over real TLS, as in test_keep_agents.py: a session runs before its
-memory has come, and what becomes of it if that never does."""
+"""Post-copy between whole agents over real TLS, as in test_keep_agents.py: a session runs before
+its memory has come, and what becomes of it if that never does."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +15,7 @@ from e2e.engine_lazy import heap, pagers
 from e2e.engine_pods import POD_A, POD_B, Pods, typist
 from e2e.engine_session import Session, bench, engine, eventually, node, tidy
 from e2e.test_keep_agents import MOVE, Cluster, cluster, keys, pods
-from holdfast_node import freezer
+from holdfast_node import freezer, pages
 from holdfast_node.engine import Engine
 
 __all__ = ["bench", "cluster", "engine", "keys", "node", "pods", "tidy"]  # fixtures
@@ -175,16 +175,13 @@ async def test_the_next_agent_gives_up_what_lacks_memory(
     assert pods.here.words == ["lost"]
 
 
-async def test_nobody_else_gets_the_memory(cluster: Cluster, tmp_path: Path) -> None:
+async def test_nobody_else_gets_the_memory(cluster: Cluster) -> None:
     """A connection for pages that no move has announced is refused."""
-    from holdfast_node import pages
-    from holdfast_node.settings import ssl
-
     async with cluster.agent("a") as first, cluster.agent("b"):
         cluster.api.put("other", "nobody", LAZY)
         tls = first._settings.tls(ssl.Purpose.SERVER_AUTH)
         address = await first._address("b")
-        async with pages.carried(address, tls, "other", "team", bytes(16)) as stream:
+        async with pages.carried(address, tls, "other", "team", bytes(32)) as stream:
             stream.setblocking(False)
             loop = asyncio.get_running_loop()
             assert await asyncio.wait_for(loop.sock_recv(stream, 1), 20) == b""

@@ -15,7 +15,7 @@ import platform
 import shutil
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -30,11 +30,14 @@ from holdfast_node.pages import Carrier, Needed
 from holdfast_node.pair import Expected
 from holdfast_node.transfer import Receiver
 from holdfast_node.tree import Place
-from holdfast_wire.errors import Forbidden, NotFound
+from holdfast_wire.errors import Forbidden, HoldfastError, NotFound
 
 Find = Callable[[str, str], Awaitable[Order]]
 Report = Callable[..., Awaitable[object]]
 _MEET_SECONDS: Final = 5.0  # between the two connections of one move
+# For the source to say that all is done, before the target does.
+_TOLD_TRIES: Final = 5
+_TOLD_SECONDS: Final = 2.0
 
 
 class Arrivals:
@@ -97,11 +100,14 @@ class Arrivals:
         work = self._work / f"arriving-{order.uid}"
         await asyncio.to_thread(shutil.rmtree, work, True)
         work.mkdir(parents=True, mode=0o700)
-        try:
-            with self._stream(order, receiver) as pages:
-                await self._arrive(receiver, order, pod, work, pages)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, work, True)
+        with ExitStack() as until:
+            try:
+                with self._stream(order, receiver) as pages:
+                    await self._arrive(receiver, order, pod, work, pages, until)
+            finally:
+                await asyncio.to_thread(shutil.rmtree, work, True)
+        if order.post_copy:
+            await self._done(order)
 
     async def _arrive(
         self,
@@ -110,6 +116,7 @@ class Arrivals:
         pod: Pod,
         work: Path,
         pages: socket.socket | None,
+        until: ExitStack,
     ) -> None:
         parts, images = work / "parts", work / "images"
         images.mkdir(mode=0o700)
@@ -128,9 +135,9 @@ class Arrivals:
             await asyncio.to_thread(landing.put_state, manifest.parts)
             for image in (parts / "images").iterdir():
                 image.rename(images / image.name)
-            with self._needed.now():
-                await landing.restore(restoring)
-                await self._all_came(order, restoring)
+            until.enter_context(self._needed.now())
+            await landing.restore(restoring)
+            await self._all_came(order, restoring)
         log.info("arrived", session=order.session, namespace=order.namespace, order=order.name)
 
     async def _all_came(self, order: Move, restoring: Restoring) -> None:
@@ -140,6 +147,15 @@ class Arrivals:
             said = partial(self._report, order, phase=Phase.FAILED, reason="PagesLost")
             await lose(order.target_pod, restoring.cage, partial(said, message=str(error)))
             raise
+
+    async def _done(self, order: Move) -> None:
+        """The source says so, if it still can."""
+        for _ in range(_TOLD_TRIES):
+            await asyncio.sleep(_TOLD_SECONDS)
+            with suppress(HoldfastError):
+                if (await self._find(order.namespace, order.name)).over:
+                    return
+        await self._report(order, phase=Phase.COMPLETE)
 
     def _expected(self, order: Move) -> Expected:
         return Expected(

@@ -51,14 +51,29 @@ class Departure:
         pod = containers.find(self._order.source_pod)
         self._images.mkdir(parents=True, mode=0o700)
         taking = Taking(self._order, self._engine, self._images, sender)
+        with contextlib.ExitStack() as until:
+            left = await self._go(sender, taking, pod, pages, until)
+            if taking.cage is not None:
+                await asyncio.to_thread(taking.cage.kill)
+        return left
+
+    async def _go(
+        self,
+        sender: Sender,
+        taking: Taking,
+        pod: Pod,
+        pages: socket.socket | None,
+        until: contextlib.ExitStack,
+    ) -> Left:
         try:
             async with self._engine.dumping(
                 pod.hold, self._images, lazy=pages is not None
             ) as dumping:
                 await self._take(taking, pod, dumping)
-                left = await self._arrival(sender, taking) if pages is None else None
-            if pages is not None:
-                left = await self._follow(sender, taking, pod, pages)
+                if pages is None:
+                    return await self._arrival(sender, taking)
+            until.enter_context(self._needed.now())
+            return await self._follow(sender, taking, pod, pages)
         except BaseException as error:
             # CRIU has left the container: only now may the tree be thawed.
             if await taking.settle():
@@ -66,10 +81,6 @@ class Departure:
             if pages is not None:
                 raise PagesLost(f"not all of its memory has left this node ({error})") from error
             raise Gone(f"the target had taken it already ({error})") from error
-        if left is None or taking.cage is None:
-            raise AssertionError("a session left that was never stopped")
-        await asyncio.to_thread(taking.cage.kill)
-        return left
 
     async def _take(self, taking: Taking, pod: Pod, dumping: Dumping) -> None:
         await taking.ahead(pod)
@@ -88,11 +99,10 @@ class Departure:
 
     async def _follow(self, sender: Sender, taking: Taking, pod: Pod, pages: socket.socket) -> Left:
         """And every page of it is there. Single ones are needed before it runs."""
-        with self._needed.now():
-            async with self._serving(pod, pages) as serving:
-                left = await self._arrival(sender, taking)
-                await self._report(phase=Phase.TRANSFERRING)
-                await serving
+        async with self._serving(pod, pages) as serving:
+            left = await self._arrival(sender, taking)
+            await self._report(phase=Phase.TRANSFERRING)
+            await serving
         return left
 
     @contextlib.asynccontextmanager

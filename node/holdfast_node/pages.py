@@ -47,12 +47,19 @@ class Carrier:
     def run(self) -> None:
         """Returns when both sides have ended. LinkLost, or the other agent's reason."""
         with self._end:
-            self._end.setblocking(False)
-            self._link.unblock()
-            while self._out or self._in or not (self._ended and self._heard_end):
-                moved = [self._fill(), self._send(), self._give(), self._hear()]
-                if not any(moved):
-                    self._wait()
+            try:
+                self._carry()
+            except BaseException:
+                self._link.interrupt()  # the other side hears of it at once
+                raise
+
+    def _carry(self) -> None:
+        self._end.setblocking(False)
+        self._link.unblock()
+        while self._out or self._in or not (self._ended and self._heard_end):
+            moved = [self._fill(), self._send(), self._give(), self._hear()]
+            if not any(moved):
+                self._wait()
 
     def _wait(self) -> None:
         poller = select.poll()

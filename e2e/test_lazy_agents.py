@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from e2e import engine_kit as kit
-from e2e.engine_lazy import heap, pagers
+from e2e.engine_lazy import Late, heap, lazily, pagers
 from e2e.engine_pods import POD_A, POD_B, Pods, typist
 from e2e.engine_session import Session, bench, engine, eventually, node, tidy
 from e2e.test_keep_agents import MOVE, Cluster, cluster, keys, pods
-from holdfast_node import freezer, pages
+from holdfast_node import freezer, pager, pages
 from holdfast_node.engine import Engine
 
 __all__ = ["bench", "cluster", "engine", "keys", "node", "pods", "tidy"]  # fixtures
@@ -163,16 +163,20 @@ async def test_a_link_that_is_lost_before_it_runs_costs_nothing(
 
 
 async def test_the_next_agent_gives_up_what_lacks_memory(
-    cluster: Cluster, bench: kit.Lab, pods: Pods, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, bench: kit.Lab, pods: Pods, engine: Engine
 ) -> None:
     """It knows such a tree, and does not thaw it."""
-    session = Session(bench.container(f"pod{POD_A}"))
-    pods.put(POD_A, session.container)
-    cage = await engine.freeze(session.container.hold)
-    monkeypatch.setattr("holdfast_node.pager.blocked", lambda one: one.path == cage.path)
-    async with cluster.agent("a"):
-        await eventually(lambda: dead(session.container))
-    assert pods.here.words == ["lost"]
+    session, _ = heap(bench, SIZE, f"pod{POD_A}")
+    target = Late(bench.container(f"pod{POD_B}"))
+    pods.put(POD_B, target.container)
+    async with lazily(engine, session, target, bench.images()) as moved:
+        await moved.tunnel.cut()
+        await moved.lost()
+        assert pager.blocked(moved.there)
+    async with cluster.agent("b"):
+        await eventually(lambda: dead(target.container))
+        await eventually(lambda: pagers() == [])
+    assert pods.there.words == ["lost"]
 
 
 async def test_nobody_else_gets_the_memory(cluster: Cluster) -> None:

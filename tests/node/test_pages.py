@@ -107,7 +107,7 @@ def test_an_end_that_nobody_reads_any_more_ends_both(links: Pair, pool: ThreadPo
     (a, first), (b, second) = (carried(pool, link) for link in links)
     with a:
         b.close()
-        with pytest.raises(OSError, match="pipe|reset"):
+        with pytest.raises(OSError, match=r"pipe|reset"):
             pour(a)
         for one in (first, second):
             with pytest.raises(LinkLost):

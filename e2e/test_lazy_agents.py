@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
@@ -122,6 +122,33 @@ async def test_it_runs_before_its_memory_has_come(
         await eventually(lambda: pagers() == [] and cluster.left_over() == [])
     assert pods.here.asked[0] == {"do": "park", "to": POD_B, "follows": True}
     assert pods.there.words == ["commit"]
+
+
+@pytest.mark.parametrize("stopped", ["a", "b"])
+async def test_an_agent_that_is_stopped_brings_it_to_its_end(
+    cluster: Cluster, bench: kit.Lab, pods: Pods, stopped: str
+) -> None:
+    _, digest, target = big(bench, pods)
+    async with AsyncExitStack() as stack:
+        agents = {name: await stack.enter_async_context(stopping(cluster, name)) for name in "ab"}
+        wire = await stack.enter_async_context(wired(cluster))
+        pods.there.seen = {"commit": lambda: setattr(wire, "delay", 0.005)}
+        cluster.api.put("build-2-1", "a", LAZY)
+        await eventually(lambda: phase(cluster) == "Transferring")
+        await agents[stopped].aclose()
+        assert (await cluster.api.over("build-2-1"))["phase"] == "Complete"
+        with typist(target) as second:
+            second.type("\n")
+            assert second.until("again=" + digest, 60)
+    assert pods.there.words == ["commit"]
+
+
+@asynccontextmanager
+async def stopping(cluster: Cluster, name: str) -> AsyncIterator[AsyncExitStack]:
+    """An agent that can be stopped before the others."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(cluster.agent(name))
+        yield stack
 
 
 async def test_a_lost_link_loses_the_incarnation_and_nothing_else(

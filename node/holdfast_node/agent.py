@@ -13,6 +13,7 @@ import shutil
 import ssl
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -225,9 +226,13 @@ class Agent:
         task.add_done_callback(lambda _task: self._under_way.pop(order.uid, None))
 
     async def _obey(self, order: Order) -> None:
+        with ExitStack() as until:
+            await self._obeyed(order, until)
+
+    async def _obeyed(self, order: Order, until: ExitStack) -> None:
         said = partial(self._report, order)
         try:
-            left = await self._begin(order)
+            left = await self._begin(order, until)
         except GoneOn as error:
             log.info("done", order=order.name, session=order.session, note=str(error))
             await said(phase=Phase.COMPLETE, message=str(error))
@@ -248,8 +253,8 @@ class Agent:
             log.info("done", order=order.name, session=order.session, **more)
             await said(phase=Phase.COMPLETE, left=left)
 
-    async def _begin(self, order: Order) -> Left | None:
-        """Or what is left to do of one that was begun before this agent was."""
+    async def _begin(self, order: Order, until: ExitStack) -> Left | None:
+        """Or what is left to do of one that was begun before this agent was. `until`: its end."""
         begun = order.phase is not Phase.PENDING
         if isinstance(order, Bring):
             if begun:
@@ -266,12 +271,21 @@ class Agent:
         if begun:
             raise Unavailable("the node's agent was started anew in the middle of it")
         async with self._room[type(order)]:
-            return await (self._depart(order) if isinstance(order, Move) else self._keep(order))
+            if isinstance(order, Keep):
+                return await self._keep(order)
+            return await self._depart(order, until)
 
-    async def _depart(self, order: Move) -> Left:
+    async def _depart(self, order: Move, until: ExitStack) -> Left:
         async with spooled(self._settings.work, f"leaving-{order.source_pod}") as work:
             said = partial(self._report, order)
-            departure = Departure(order, self._engine, self._features, work, said, self._needed)
+            departure = Departure(
+                order,
+                self._engine,
+                self._features,
+                work,
+                said,
+                lambda: until.enter_context(self._needed.now()),
+            )
             address = await self._address(order.target_node, self._features)
             tls = self._settings.tls(ssl.Purpose.SERVER_AUTH)
             about = {"namespace": order.namespace, "for": "move"}

@@ -22,7 +22,6 @@ from holdfast_node.containers import Pod
 from holdfast_node.engine import Dumping, Engine
 from holdfast_node.lazy import PagesLost
 from holdfast_node.order import Left, Move, Phase
-from holdfast_node.pages import Needed
 from holdfast_node.taking import Gone, Taking
 from holdfast_node.transfer import Sender
 
@@ -37,8 +36,9 @@ class Departure:
         features: tuple[str, ...],
         work: Path,
         report: Report,
-        needed: Needed,
+        needed: Callable[[], object],
     ) -> None:
+        """`needed` is called when the session would be lost if the agent went before the end."""
         self._order, self._engine, self._features = order, engine, features
         self._images = work / "images"
         self._report, self._needed = report, needed
@@ -51,19 +51,13 @@ class Departure:
         pod = containers.find(self._order.source_pod)
         self._images.mkdir(parents=True, mode=0o700)
         taking = Taking(self._order, self._engine, self._images, sender)
-        with contextlib.ExitStack() as until:
-            left = await self._go(sender, taking, pod, pages, until)
-            if taking.cage is not None:
-                await asyncio.to_thread(taking.cage.kill)
+        left = await self._go(sender, taking, pod, pages)
+        if taking.cage is not None:
+            await asyncio.to_thread(taking.cage.kill)
         return left
 
     async def _go(
-        self,
-        sender: Sender,
-        taking: Taking,
-        pod: Pod,
-        pages: socket.socket | None,
-        until: contextlib.ExitStack,
+        self, sender: Sender, taking: Taking, pod: Pod, pages: socket.socket | None
     ) -> Left:
         try:
             async with self._engine.dumping(
@@ -72,7 +66,7 @@ class Departure:
                 await self._take(taking, pod, dumping)
                 if pages is None:
                     return await self._arrival(sender, taking)
-            until.enter_context(self._needed.now())
+            self._needed()
             return await self._follow(sender, taking, pod, pages)
         except BaseException as error:
             # CRIU has left the container: only now may the tree be thawed.

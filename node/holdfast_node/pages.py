@@ -174,6 +174,7 @@ async def carried(
         await loop.run_in_executor(worker, link.send_json, Frame.HELLO, hello)
         ours, theirs = socket.socketpair()
         carrying = loop.run_in_executor(worker, Carrier(link, theirs).run)
+        carrying.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is heard
         try:
             yield ours
         finally:

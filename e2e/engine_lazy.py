@@ -159,7 +159,7 @@ print("again=" + hashlib.sha256(heap).hexdigest(), flush=True)
 """
 
 
-def heap(bench: kit.Lab, megabytes: int) -> tuple[Session, str]:
-    session = Session(bench.container("a", "python3", "-c", HEAP, str(megabytes)))
+def heap(bench: kit.Lab, megabytes: int, name: str = "a") -> tuple[Session, str]:
+    session = Session(bench.container(name, "python3", "-c", HEAP, str(megabytes)))
     seen = session.typist.until("ready? ", 60)
     return session, seen.partition("sum=")[2].split()[0]

@@ -13,16 +13,30 @@ import shutil
 import ssl
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
 from holdfast_kube.client import CHECKPOINTS, NODES, Gone, Kube
-from holdfast_node import bringing, cpu, freezer, keeping, log, preflight, sweep, target
+from holdfast_node import (
+    bringing,
+    cpu,
+    freezer,
+    keeping,
+    log,
+    pager,
+    pages,
+    preflight,
+    sweep,
+    target,
+)
 from holdfast_node.arrival import Arrivals
 from holdfast_node.departure import Departure
 from holdfast_node.engine import Engine
 from holdfast_node.keeping import Keeping
+from holdfast_node.landing import lose
+from holdfast_node.lazy import PagesLost
 from holdfast_node.order import Bring, Keep, Left, Move, Order, Phase, read, status
 from holdfast_node.pair import Keys
 from holdfast_node.receiving import Handler, Receiver, serve
@@ -63,15 +77,23 @@ class Agent:
         self._stores = Stores(
             settings.node, self._disk, self._spool, others, self._find, self._bucket
         )
+        self._needed = pages.Needed()
         self._arrivals = Arrivals(
-            settings.node, self._engine, self._features, settings.work, self._find
+            settings.node,
+            self._engine,
+            self._features,
+            settings.work,
+            self._find,
+            self._report,
+            self._needed,
         )
         self._room = {kind: asyncio.Semaphore(AT_ONCE) for kind in (Move, Keep, Bring)}
         self._settling: dict[str, asyncio.Task[None]] = {}  # by the pod's UID
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Until cancelled; then what is under way is taken back first."""
+        """Until cancelled; then what is under way is taken back first, but for sessions that run
+        already and whose memory is still to follow: that is waited for."""
         settings = self._settings
         await self._clear()
         tls = settings.tls(ssl.Purpose.CLIENT_AUTH)
@@ -82,6 +104,7 @@ class Agent:
             try:
                 await self._follow()
             finally:
+                await self._needed.no_more()
                 tasks = [sweeping, *self._under_way.values(), *self._settling.values()]
                 for task in tasks:
                     task.cancel()
@@ -97,6 +120,10 @@ class Agent:
                 await asyncio.to_thread(shutil.rmtree, left, True)
 
     async def _settle(self, pod: str, cage: freezer.Freezer) -> None:
+        if await asyncio.to_thread(_blocked, cage):
+            await lose(pod, cage)
+            log.warning("killed what lacks memory for good", pod=pod)
+            return
         ours = await settle(pod, cage)
         log.warning("settled what was frozen", pod=pod, runs_on=ours)
 
@@ -109,6 +136,7 @@ class Agent:
             "annotations": {
                 target.ADDRESS: f"{settings.address}:{settings.port}",
                 f"{PREFIX}agent-problems": "; ".join(self._can.problems) or None,
+                f"{PREFIX}agent-memory": "PostCopy" if self._can.follows else "Copy",
                 target.CPU: cpu.told(self._features),
             },
         }
@@ -119,6 +147,7 @@ class Agent:
         purpose = receiver.about.get("for", "move")
         handlers: dict[str, Handler] = {
             "move": self._arrivals,
+            pages.FOR: self._arrivals.pages,
             "keep": self._stores.keep,
             "fetch": self._stores.give,
         }
@@ -197,12 +226,19 @@ class Agent:
         task.add_done_callback(lambda _task: self._under_way.pop(order.uid, None))
 
     async def _obey(self, order: Order) -> None:
+        with ExitStack() as until:
+            await self._obeyed(order, until)
+
+    async def _obeyed(self, order: Order, until: ExitStack) -> None:
         said = partial(self._report, order)
         try:
-            left = await self._begin(order)
+            left = await self._begin(order, until)
         except GoneOn as error:
             log.info("done", order=order.name, session=order.session, note=str(error))
             await said(phase=Phase.COMPLETE, message=str(error))
+        except PagesLost as error:
+            log.warning("lost on its way", order=order.name, session=order.session, why=str(error))
+            await said(phase=Phase.FAILED, message=str(error), reason="PagesLost")
         except HoldfastError as error:
             log.warning("not done", order=order.name, session=order.session, why=str(error))
             await said(phase=Phase.FAILED, message=str(error))
@@ -217,8 +253,8 @@ class Agent:
             log.info("done", order=order.name, session=order.session, **more)
             await said(phase=Phase.COMPLETE, left=left)
 
-    async def _begin(self, order: Order) -> Left | None:
-        """Or what is left to do of one that was begun before this agent was."""
+    async def _begin(self, order: Order, until: ExitStack) -> Left | None:
+        """Or what is left to do of one that was begun before this agent was. `until`: its end."""
         begun = order.phase is not Phase.PENDING
         if isinstance(order, Bring):
             if begun:
@@ -235,21 +271,31 @@ class Agent:
         if begun:
             raise Unavailable("the node's agent was started anew in the middle of it")
         async with self._room[type(order)]:
-            return await (self._depart(order) if isinstance(order, Move) else self._keep(order))
+            if isinstance(order, Keep):
+                return await self._keep(order)
+            return await self._depart(order, until)
 
-    async def _depart(self, order: Move) -> Left:
+    async def _depart(self, order: Move, until: ExitStack) -> Left:
         async with spooled(self._settings.work, f"leaving-{order.source_pod}") as work:
+            said = partial(self._report, order)
             departure = Departure(
-                order, self._engine, self._features, work, partial(self._report, order)
+                order,
+                self._engine,
+                self._features,
+                work,
+                said,
+                lambda: until.enter_context(self._needed.now()),
             )
-            async with connect(
-                await self._address(order.target_node, self._features),
-                self._settings.tls(ssl.Purpose.SERVER_AUTH),
-                self._keys,
-                order.name,
-                {"namespace": order.namespace, "for": "move"},
-            ) as sender:
-                return await departure.run(sender)
+            address = await self._address(order.target_node, self._features)
+            tls = self._settings.tls(ssl.Purpose.SERVER_AUTH)
+            about = {"namespace": order.namespace, "for": "move"}
+            async with connect(address, tls, self._keys, order.name, about) as sender:
+                if not order.post_copy:
+                    return await departure.run(sender)
+                async with pages.carried(
+                    address, tls, order.name, order.namespace, sender.salt
+                ) as stream:
+                    return await departure.run(sender, stream)
 
     async def _keep(self, order: Keep) -> Left:
         keeping = Keeping(
@@ -278,10 +324,16 @@ class Agent:
         return read(item)
 
     async def _report(
-        self, order: Order, *, phase: Phase, message: str = "", left: Left | None = None
+        self,
+        order: Order,
+        *,
+        phase: Phase,
+        message: str = "",
+        left: Left | None = None,
+        reason: str = "Failed",
     ) -> bool:
         """The API has it. A word on the way is said once, what matters until it is taken."""
-        body = status(order, self._settings.node, phase, message, left, datetime.now(UTC))
+        body = status(order, self._settings.node, phase, message, left, datetime.now(UTC), reason)
         matters = phase in (Phase.COMPLETE, Phase.FAILED) or left is not None
         for attempt in range(REPORT_TRIES if matters else 1):
             try:
@@ -297,4 +349,11 @@ class Agent:
                 return False
             else:
                 return True
+        return False
+
+
+def _blocked(cage: freezer.Freezer) -> bool:
+    try:
+        return pager.blocked(cage)
+    except OSError:  # its container is gone
         return False

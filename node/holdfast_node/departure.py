@@ -1,20 +1,27 @@
 """A session leaves this node: the source's half of a move.
 
-dial ─ taken as it stands (taking.py), sent on the way ─ outcome ─ kill
-             └───────────── on any failure: settle ─────────────┘
+    dial ─ taken as it stands (taking.py), sent on the way ─ outcome ─ kill
+                 └───────────── on any failure: settle ─────────────┘
+
+With post-copy its memory stays here, frozen, and follows when the session runs there:
+
+    dial twice ─ taken, but for the memory ─ serve ─────────────── all came ─ kill
+                                               └ sent ─ outcome ─┘
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from holdfast_node import containers
 from holdfast_node.containers import Pod
 from holdfast_node.engine import Dumping, Engine
+from holdfast_node.lazy import PagesLost
 from holdfast_node.order import Left, Move, Phase
-from holdfast_node.pair import Manifest
 from holdfast_node.taking import Gone, Taking
 from holdfast_node.transfer import Sender
 
@@ -23,37 +30,80 @@ Report = Callable[..., Awaitable[object]]
 
 class Departure:
     def __init__(
-        self, order: Move, engine: Engine, features: tuple[str, ...], work: Path, report: Report
+        self,
+        order: Move,
+        engine: Engine,
+        features: tuple[str, ...],
+        work: Path,
+        report: Report,
+        needed: Callable[[], object],
     ) -> None:
+        """`needed` is called when the session would be lost if the agent went before the end."""
         self._order, self._engine, self._features = order, engine, features
         self._images = work / "images"
-        self._report = report
+        self._report, self._needed = report, needed
 
-    async def run(self, sender: Sender) -> Left:
-        """Returns when the session has gone on elsewhere. Whatever it raises, it runs on here, if
-        it ever stopped; `Gone` if it failed and has gone on elsewhere all the same."""
+    async def run(self, sender: Sender, pages: socket.socket | None = None) -> Left:
+        """Returns when the session has gone on elsewhere, and nothing of it is needed here any
+        more. Whatever it raises, it runs on here, if it ever stopped; `Gone` if it failed and has
+        gone on elsewhere all the same, and PagesLost if some of its memory did not follow it.
+        `pages`: a stream to the target for the memory that follows."""
         pod = containers.find(self._order.source_pod)
         self._images.mkdir(parents=True, mode=0o700)
         taking = Taking(self._order, self._engine, self._images, sender)
-        try:
-            async with self._engine.dumping(pod.hold, self._images) as dumping:
-                manifest = await self._leave(sender, taking, pod, dumping)
-        except BaseException as error:
-            # CRIU has left the container: only now may the tree be thawed.
-            if not await taking.settle():
-                raise Gone(f"the target had taken it already ({error})") from error
-            raise
-        seconds = taking.seconds
+        left = await self._go(sender, taking, pod, pages)
         if taking.cage is not None:
             await asyncio.to_thread(taking.cage.kill)
-        return Left(manifest.size, manifest.digest, seconds)
+        return left
 
-    async def _leave(self, sender: Sender, taking: Taking, pod: Pod, dumping: Dumping) -> Manifest:
+    async def _go(
+        self, sender: Sender, taking: Taking, pod: Pod, pages: socket.socket | None
+    ) -> Left:
+        try:
+            async with self._engine.dumping(
+                pod.hold, self._images, lazy=pages is not None
+            ) as dumping:
+                await self._take(taking, pod, dumping)
+                if pages is None:
+                    return await self._arrival(sender, taking)
+            self._needed()
+            return await self._follow(sender, taking, pod, pages)
+        except BaseException as error:
+            # CRIU has left the container: only now may the tree be thawed.
+            if await taking.settle():
+                raise
+            if pages is not None:
+                raise PagesLost(f"not all of its memory has left this node ({error})") from error
+            raise Gone(f"the target had taken it already ({error})") from error
+
+    async def _take(self, taking: Taking, pod: Pod, dumping: Dumping) -> None:
         await taking.ahead(pod)
         await self._report(phase=Phase.DUMPING)
-        await taking.stop(pod, to=self._order.target_pod)
+        how = {"follows": True} if dumping.lazy else {}
+        await taking.stop(pod, to=self._order.target_pod, **how)
         async with taking.in_time():
             await taking.take(pod, dumping)
+
+    async def _arrival(self, sender: Sender, taking: Taking) -> Left:
+        """It runs there."""
+        async with taking.in_time():
             manifest = await sender.finish(taking.facts(self._features, self._order.target_pod))
             await sender.outcome()
-        return manifest
+        return Left(manifest.size, manifest.digest, taking.seconds)
+
+    async def _follow(self, sender: Sender, taking: Taking, pod: Pod, pages: socket.socket) -> Left:
+        """And every page of it is there. Single ones are needed before it runs."""
+        async with self._serving(pod, pages) as serving:
+            left = await self._arrival(sender, taking)
+            await self._report(phase=Phase.TRANSFERRING)
+            await serving
+        return left
+
+    @contextlib.asynccontextmanager
+    async def _serving(self, pod: Pod, pages: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
+        serving = asyncio.create_task(self._engine.serve(pod.hold, pages))
+        try:
+            yield serving
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])

@@ -21,11 +21,12 @@ from typing import Any, Final
 from holdfast_node import containers, layer, log, terminal
 from holdfast_node.containers import Pod
 from holdfast_node.engine import Restored, Restoring
+from holdfast_node.freezer import Freezer
 from holdfast_node.peers import Refused, SidecarLink, ask_hold
 from holdfast_node.taking import sidecar_of
 from holdfast_node.terminal import Taken
 from holdfast_node.tree import Place
-from holdfast_wire.errors import Unavailable
+from holdfast_wire.errors import HoldfastError, NotFound, Unavailable
 
 _COMMIT_SECONDS: Final = 30.0
 _AGAIN_SECONDS: Final = 0.2
@@ -106,6 +107,32 @@ async def commit(pod_uid: str, said: Mapping[str, Any]) -> None:
         else:
             return
         await asyncio.sleep(_AGAIN_SECONDS)
+
+
+async def lose(
+    pod_uid: str, cage: Freezer, reported: Callable[[], Awaitable[object]] = _nothing
+) -> None:
+    """Memory of what is frozen here will never come. Its sidecar gives the Lease back, which is to
+    the operator as if the host were lost; only then is the tree killed, for an end that hold saw
+    would be the session's. `reported` comes in between."""
+    while True:
+        try:
+            link = SidecarLink(sidecar_of(containers.find(pod_uid)))
+            await link.ask("lost", seconds=_COMMIT_SECONDS)
+        except Refused as refused:
+            if refused.word in ("superseded", "ended"):
+                break
+            why = str(refused)
+        except NotFound:
+            break
+        except HoldfastError as error:
+            why = str(error)
+        else:
+            break
+        log.warning("not given up yet", pod=pod_uid, why=why)
+        await asyncio.sleep(_AGAIN_SECONDS)
+    await reported()
+    await asyncio.to_thread(cage.kill)
 
 
 def apply(path: Path, place: Place) -> None:

@@ -158,6 +158,18 @@ async def following(place: Place, stream: socket.socket) -> AsyncIterator[Follow
     frozen for good."""
     agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     agent.setblocking(False)
+    with contextlib.ExitStack() as unless:
+        unless.callback(agent.close)  # if it is not even started, or not waited for
+        await _started(place, theirs, stream)
+        unless.pop_all()
+    made = Following(agent, place.images)
+    try:
+        yield made
+    finally:
+        await made.leave()
+
+
+async def _started(place: Place, theirs: socket.socket, stream: socket.socket) -> None:
     with theirs, stream, contextlib.ExitStack() as opened:
         orders = _orders(place, theirs, stream, opened)
         process = await asyncio.create_subprocess_exec(
@@ -166,13 +178,7 @@ async def following(place: Place, stream: socket.socket) -> AsyncIterator[Follow
             stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         if await process.wait():
-            agent.close()
             raise PagesLost("the pager could not be started", "see the agent's log")
-    made = Following(agent, place.images)
-    try:
-        yield made
-    finally:
-        await made.leave()
 
 
 def _orders(

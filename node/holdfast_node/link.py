@@ -88,7 +88,11 @@ class Link:
     def head(self) -> tuple[Frame, int, int]:
         """(kind, part, length) of the next frame; its body is to be read next."""
         self.read_into(self._head)
-        kind, part, length = _HEAD.unpack(self._head)
+        return self.parsed(self._head)
+
+    @staticmethod
+    def parsed(head: bytes | memoryview) -> tuple[Frame, int, int]:
+        kind, part, length = _HEAD.unpack(head)
         if kind not in _KINDS or length > (CHUNK if kind == Frame.DATA else MESSAGE_MAX):
             raise BadRequest("the other agent sent what is no frame")
         return Frame(kind), part, length
@@ -125,6 +129,35 @@ class Link:
         poller.register(self._socket, select.POLLIN)
         return bool(poller.poll(0))
 
+    # -- for one that cannot wait for the other side alone (pages.py)
+
+    def unblock(self) -> None:
+        self._socket.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def try_send(self, view: memoryview) -> int:
+        """How much of it was sent; 0: not now, and then the same must be tried again."""
+        try:
+            return self._socket.send(view)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except (OSError, ValueError) as error:
+            raise self._lost(str(error)) from error
+
+    def try_read(self, view: memoryview) -> int:
+        """0: nothing has come."""
+        try:
+            count = self._socket.recv_into(view)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except (OSError, ValueError) as error:
+            raise self._lost(str(error)) from error
+        if not count:
+            raise self._lost("it was closed")
+        return count
+
     def drain(self) -> None:
         """Lets the other side read our last word: what it still sends is thrown away, for a
         moment, as closing on unread bytes would take that word from it."""
@@ -147,6 +180,10 @@ class Link:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def frame_head(kind: Frame, length: int = 0, part: int = 0) -> bytes:
+    return _HEAD.pack(kind, part, length)
 
 
 def as_json(body: bytes) -> dict[str, Any]:

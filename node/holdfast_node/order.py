@@ -84,6 +84,7 @@ class Move(About):
     source_pod: str
     target_node: str
     target_pod: str
+    post_copy: bool = False  # its memory follows when it runs there
 
     done = ("Arrived", "the session has gone on elsewhere")
 
@@ -96,6 +97,7 @@ class Move(About):
             source_pod=spec["sourcePodUID"],
             target_node=spec["targetNode"],
             target_pod=spec["targetPodUID"],
+            post_copy=spec.get("memory") == "PostCopy",
         )
 
 
@@ -210,8 +212,15 @@ class Saved(Left):
 
 
 def status(
-    order: Order, node: str, phase: Phase, message: str, left: Left | None, now: datetime
+    order: Order,
+    node: str,
+    phase: Phase,
+    message: str,
+    left: Left | None,
+    now: datetime,
+    failed: str = "Failed",
 ) -> dict[str, Any]:
+    """`failed`: the reason in one word, if it did."""
     at = now.strftime(_TIME)
     made: dict[str, Any] = {"phase": phase.value, "node": node}
     if phase is Phase.DUMPING:
@@ -226,7 +235,7 @@ def status(
             {
                 "type": "Complete",
                 "status": "True" if done else "False",
-                "reason": reason if done else "Failed",
+                "reason": reason if done else failed,
                 "message": message or words,
                 "lastTransitionTime": at,
             }

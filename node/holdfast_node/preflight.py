@@ -35,10 +35,11 @@ class Preflight:
     any_user: bool  # sessions of any uid; otherwise only by CRIU as their own user
     problems: tuple[str, ...]
     notes: bytes = field(repr=False)
+    follows: bool = False  # the memory of a session can come here after it
 
 
 def look(bundle: Path, cgroups: Path = freezer.CGROUPS) -> Preflight:
-    """Blocks for about a tenth of a second."""
+    """Blocks for some tenths of a second."""
     problems = []
     checked, notes = "", b""
     if not (bundle / inside.LOADER).exists() or not (bundle / "criu").exists():
@@ -62,6 +63,7 @@ def look(bundle: Path, cgroups: Path = freezer.CGROUPS) -> Preflight:
         any_user=inside.may(inside.SYS_RESOURCE),
         problems=tuple(problems),
         notes=notes,
+        follows=not problems and can_follow(bundle),
     )
 
 

@@ -119,6 +119,15 @@ class Receiver:
         except LinkLost:
             self.lost = True
 
+    @property
+    def salt(self) -> bytes:
+        return self._salt
+
+    async def alone(self, work: Callable[[], None]) -> None:
+        """In the connection's thread, which says all that is to be said from here on."""
+        self.said = self.lost = True
+        await self.run(work)
+
     async def watch(self) -> None:
         await self.link.watch()
 

@@ -74,6 +74,11 @@ class Sender:
         self._names: set[str] = set()
         self.progress = Progress()
 
+    @property
+    def salt(self) -> bytes:
+        """Names this very transfer to both agents, and to nobody else."""
+        return self._salt
+
     async def send_bytes(self, part: str, data: bytes) -> None:
         await self.send_from(part, lambda write: write(memoryview(data)))
 

@@ -67,6 +67,7 @@ class Reason(StrEnum):
     POD_DELETED = "PodDeleted"
     POD_FAILED = "PodFailed"
     RELEASED = "Released"
+    MEMORY_LOST = "MemoryLost"
     LEASE_MISSING = "LeaseMissing"
     ROLLED_BACK = "RolledBack"
     BEGAN_ANEW = "BeganAnew"

@@ -28,7 +28,8 @@ First row that fits:
     no Lease                                                  Bar, for nobody, then wait as ever
     rolled back      a person accepted, may take              TakeOver above the accepted epoch
                      else                                     Wait
-    older epochs     their pods not yet deleted               DeletePods
+    older epochs     their pods not yet deleted               DeletePods, but not the one that
+                                                              memory is still to come from
     asleep           to be ended                              DeletePods, End: Ended
                      not yet in the status                    RaiseEpoch
                      its pod is done with                     DeletePods
@@ -38,7 +39,8 @@ First row that fits:
     released         command could not start                  End: Failed
                      command exited, or was to be ended       End: Ended
                      pod was terminated                       lost: PodDeleted
-                     no word                                  lost: Released
+                     no word                                  lost: Released, or MemoryLost if
+                                                              that was still to come
     to be ended      pod runs                                 DeletePods
                      may take                                 End: Ended
                      else                                     Wait
@@ -51,7 +53,8 @@ First row that fits:
                      pod coming up                            (below)
     held             may take                                 lost: HostLost
                      no pod, or it finished                   Wait
-    in order         budget is not for this epoch             SetBudget
+    in order         budget is not for this epoch             SetBudget; or while memory is still to
+                                                              come, for the one before, then Wait
                      nobody there for long, idle.then: End    SetEnded
                      it runs, and is to be elsewhere          (moves.py)
                      it runs, and is to be stored             (keeps.py)
@@ -79,7 +82,7 @@ from typing import Final
 from holdfast_operator import forks, keeps, moves, names, restores, suspension
 from holdfast_operator.model import TERMINAL, Cause, LeaseSeen, Observed, Phase, Recovery
 from holdfast_operator.notes import Exit
-from holdfast_operator.orders import CheckpointSeen, Trigger, named
+from holdfast_operator.orders import CheckpointSeen, Trigger, late_for, named
 from holdfast_operator.steps import (
     AddFinalizer,
     Bar,
@@ -236,7 +239,8 @@ def _current(seen: Observed) -> Step:
     lease = seen.lease
     if lease is None:
         raise AssertionError("the rows for a missing Lease come first")
-    old = _to_delete(seen, lease.epoch)
+    late = moves.following(seen)
+    old = _to_delete(seen, lease.epoch, keep="" if late is None else late.pod)
     if old:
         return old
     sleep = suspension.asleep(seen)
@@ -255,8 +259,11 @@ def _current(seen: Observed) -> Step:
         return _lost(seen, Cause.LEASE_MISSING if seen.barred else Cause.HOST_LOST)
     elif pod is None or pod.finished:
         return Wait(seen.take_at)
-    if seen.budget != lease.epoch:
-        return SetBudget(lease.epoch)
+    covered = lease.epoch if late is None else late.epoch
+    if seen.budget != covered:
+        return SetBudget(covered)
+    if late is not None:
+        return Wait(seen.now + (late.ends_at(seen.wall) - seen.wall).total_seconds())
     if lease.record.holder != "":
         return _running(seen) if lease.started else Wait()
     at = restores.gives_up_at(seen)
@@ -344,7 +351,11 @@ def _released(seen: Observed) -> Step:
     left = lease.exit
     if left is not None and (left.cause != "terminated" or seen.session.ended):
         return End(Phase.ENDED, "Ended", _how(left), left)
-    return _lost(seen, Cause.RELEASED if left is None else Cause.POD_DELETED)
+    if left is not None:
+        return _lost(seen, Cause.POD_DELETED)
+    pod = seen.pod
+    late = late_for(seen.orders or (), pod.uid) if pod is not None else None
+    return _lost(seen, Cause.RELEASED if late is None else Cause.MEMORY_LOST)
 
 
 def _to_be_ended(seen: Observed) -> Step:
@@ -397,12 +408,13 @@ def _behind(seen: Observed) -> bool:
     return forked or (bool(session.status.get("suspended")) and not lease.suspended)
 
 
-def _to_delete(seen: Observed, below: int) -> DeletePods | None:
-    """Two pods that both claim the same epoch are never chosen between: only older ones go."""
+def _to_delete(seen: Observed, below: int, keep: str = "") -> DeletePods | None:
+    """Two pods that both claim the same epoch are never chosen between: only older ones go.
+    `keep`: the UID of one that does not yet."""
     found = [
         (pod.name, pod.uid)
         for pod in seen.pods
-        if pod.owned and not pod.deleting and pod.epoch < below
+        if pod.owned and not pod.deleting and pod.epoch < below and pod.uid != keep
     ]
     return DeletePods(tuple(found)) if found else None
 

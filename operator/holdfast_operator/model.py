@@ -56,6 +56,7 @@ class Cause(StrEnum):
     POD_DELETED = "PodDeleted"
     POD_FAILED = "PodFailed"
     RELEASED = "Released"
+    MEMORY_LOST = "MemoryLost"
     LEASE_MISSING = "LeaseMissing"
     ROLLED_BACK = "RolledBack"
     SUSPENDED = "Suspended"
@@ -67,6 +68,7 @@ class Cause(StrEnum):
             Cause.POD_DELETED: "its pod was deleted",
             Cause.POD_FAILED: "its pod failed before the command ran",
             Cause.RELEASED: "it gave up its Lease",
+            Cause.MEMORY_LOST: "memory that was to follow it to another node did not come",
             Cause.LEASE_MISSING: "its Lease was deleted",
             Cause.ROLLED_BACK: "the cluster's storage went back in time",
             Cause.SUSPENDED: "it was suspended",
@@ -120,6 +122,11 @@ class Session:
     @property
     def on_drain(self) -> str:
         return str((self.spec.get("move") or {}).get("onDrain", "Live"))
+
+    @property
+    def post_copy(self) -> bool:
+        """Its memory may follow when it moves."""
+        return (self.spec.get("move") or {}).get("memory") == "PostCopy"
 
     @property
     def asked_to_move(self) -> tuple[int, str] | None:
@@ -388,15 +395,18 @@ class NodeSeen:
     cordoned: bool
     agent: bool  # sessions can leave it and arrive on it, alive
     cpu: frozenset[str] | None = None  # what its processor can; None: its agent does not say
+    post_copy: bool = False  # a session's memory can follow it, from here and to here
 
     @classmethod
     def of(cls, item: Object) -> NodeSeen:
         meta, spec = item["metadata"], item.get("spec") or {}
         agent = (meta.get("labels") or {}).get(names.AGENT) == "ready"
-        told = str((meta.get("annotations") or {}).get(names.AGENT_CPU, "")).split()
+        notes = meta.get("annotations") or {}
+        told = str(notes.get(names.AGENT_CPU, "")).split()
         # The kind of processor, a digest, and its features.
         cpu = frozenset((told[0], *told[2:])) if len(told) > 2 else None
-        return cls(meta["name"], bool(spec.get("unschedulable")), agent, cpu)
+        follows = notes.get(names.AGENT_MEMORY) == "PostCopy"
+        return cls(meta["name"], bool(spec.get("unschedulable")), agent, cpu, follows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +429,7 @@ class Observed:
     retry_at: float = 0.0  # no further incarnation before this
     problem: Problem | None = None
     node: NodeSeen | None = None  # the current pod's
+    target_node: NodeSeen | None = None  # the target's
     checkpoint: CheckpointSeen | None = None  # of the move to `target`
     move_retry_at: float = 0.0  # no further move before this
     move_problem: str = ""  # why the last one failed

@@ -4,6 +4,10 @@ The agents of the two nodes do the work, and the sidecars decide who has it, by 
 over when the Lease says the next epoch, and until then the source can take its offer back. So
 nothing here can make two of a session; at worst a target pod waits in vain, and is deleted.
 
+With post-copy the session runs elsewhere before its memory is there (`following`). Until the order
+is over, or it is clear that nobody comes to its end, the former pod and its budget stay, and
+nothing else is ordered.
+
 Called for a session whose command runs and whose Lease is renewed. First row that fits:
 
     no reason to move    a target pod, and an order       Wait: it may be just arriving there
@@ -13,7 +17,8 @@ Called for a session whose command runs and whose Lease is renewed. First row th
                          of another image                 AbandonMove, likewise
                          being deleted, or coming up      Wait
                          up, and it is just being stored  Wait: one order at a time
-                         up, and nobody told the agent    CreateCheckpoint
+                         up, and nobody told the agent    CreateCheckpoint; its memory may follow
+                                                          if the session wants it and both nodes can
                          up                               Wait: the agents are at it
     no target            failed just now                  Wait
                          else                             CreateTarget
@@ -25,7 +30,7 @@ from dataclasses import dataclass
 
 from holdfast_operator import keeps, suspension
 from holdfast_operator.model import Observed, PodSeen
-from holdfast_operator.orders import Trigger
+from holdfast_operator.orders import CheckpointSeen, Trigger, late_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class CreateCheckpoint:
     epoch: int
     target: PodSeen
     trigger: Trigger
+    post_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,5 +125,20 @@ def decide(seen: Observed) -> Move | None:
             f" {source.image or 'unknown'}. Name the image by its digest",
         )
     if target.up and found is None and keeps.under_way(seen) is None:
-        return CreateCheckpoint(seen.epoch, target, wanted.trigger)
+        both = (seen.node, seen.target_node)
+        can = all(node is not None and node.post_copy for node in both)
+        follows = seen.session.post_copy and can
+        return CreateCheckpoint(seen.epoch, target, wanted.trigger, follows)
     return AwaitMove()
+
+
+def following(seen: Observed) -> CheckpointSeen | None:
+    """The order by which memory of the current incarnation is still on its way to it, out of the
+    pod that it ran in before. Without that pod it would be lost."""
+    lease, pod = seen.lease, seen.pod
+    if lease is None or lease.vacant or lease.record.released or not lease.moved or pod is None:
+        return None
+    if seen.may_take or seen.session.ended:
+        return None
+    order = late_for(seen.orders or (), pod.uid)
+    return order if order is not None and order.under_way(seen.wall) else None

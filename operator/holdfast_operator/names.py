@@ -24,6 +24,7 @@ STORED: Final = "stored/"
 FORK: Final = f"{PREFIX}fork"  # of a Checkpoint: label for whom it is, annotation its UID
 NODE: Final = f"{PREFIX}node"  # label of a Checkpoint: where the agent that takes it runs
 AGENT: Final = f"{PREFIX}agent"  # label of a Node: "ready" where sessions can leave and arrive
+AGENT_MEMORY: Final = f"{PREFIX}agent-memory"  # on a Node: "PostCopy" where memory can follow
 AGENT_CPU: Final = f"{PREFIX}agent-cpu"  # on a Node: what its processor can, by its agent's word
 
 # On the Lease. The operator writes EPOCH, FRESH and RESTORE, the sidecar the others.

@@ -101,6 +101,8 @@ def checkpoint(session: Session, step: CreateCheckpoint, source: PodSeen) -> Man
         "targetNode": target.node,
         "targetPodUID": target.uid,
     }
+    if step.post_copy:
+        more["memory"] = "PostCopy"
     return _order(session, name, source.node, step.epoch, step.trigger.value, more)
 
 

@@ -163,6 +163,7 @@ class Look:
             seen,
             orders=memory.orders,
             checkpoint=named(memory.orders, name),
+            target_node=None if target is None else self._nodes.get(target.node),
             keepers=self._nodes.keepers(session.uid, pod.node) if pod is not None else (),
         )
 

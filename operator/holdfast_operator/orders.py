@@ -21,6 +21,8 @@ from holdfast_operator.times import moment
 OVER: Final = ("Complete", "Failed")
 # An agent that has not come to an end of an order so long after its deadline never will.
 OVERDUE_SECONDS: Final = 900.0
+# If memory is to follow, there may be much of it, and it is sent for as long as it takes.
+FOLLOWING_SECONDS: Final = 4 * 3600.0
 # Waits after the 1st, 2nd, … order in a row that failed.
 BACKOFF: Final = (30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -54,7 +56,9 @@ class CheckpointSeen:
     epoch: int = 0
     trigger: str = ""
     stops: bool = False  # a keep after which nothing runs
+    post_copy: bool = False  # a move whose memory follows when the session runs elsewhere
     pod: str = ""  # UID: the source's; of a bring the target's
+    target: str = ""  # UID of the pod that a move is to
     origin: str = ""  # of a bring: the keep
     image: str = ""
     session: tuple[str, str] = ("", "")  # whose: name and UID
@@ -82,6 +86,8 @@ class CheckpointSeen:
             epoch=int(spec.get("epoch") or 0),
             trigger=str(spec.get("trigger") or ""),
             stops=spec.get("then") == "Stop",
+            post_copy=kind is Kind.MOVE and spec.get("memory") == "PostCopy",
+            target=str(spec.get("targetPodUID") or "") if kind is Kind.MOVE else "",
             pod=str(spec.get("targetPodUID" if kind is Kind.BRING else "sourcePodUID") or ""),
             origin=str(origin.get("checkpoint") or ""),
             image=str(spec.get("image") or ""),
@@ -119,7 +125,8 @@ class CheckpointSeen:
 
     def ends_at(self, wall: datetime) -> datetime:
         """When it is given up, if it is not over by then."""
-        return (moment(self.created) or wall) + timedelta(seconds=self.deadline + OVERDUE_SECONDS)
+        more = FOLLOWING_SECONDS if self.post_copy else OVERDUE_SECONDS
+        return (moment(self.created) or wall) + timedelta(seconds=self.deadline + more)
 
     def overdue(self, wall: datetime) -> bool:
         return not self.over and self.ends_at(wall) <= wall
@@ -154,6 +161,12 @@ def bring_for(orders: Iterable[CheckpointSeen], pod: str) -> CheckpointSeen | No
     """The order to bring something into this pod."""
     found = (order for order in orders if order.kind is Kind.BRING and order.pod == pod)
     return next(found, None)
+
+
+def late_for(orders: Iterable[CheckpointSeen], pod: str) -> CheckpointSeen | None:
+    """The move into this pod whose memory has not all come, as far as anybody said."""
+    found = (order for order in orders if order.post_copy and order.target == pod)
+    return next((order for order in found if order.phase != "Complete"), None)
 
 
 def retry_at(tried: Iterable[CheckpointSeen]) -> datetime | None:

@@ -28,7 +28,7 @@ from holdfast_kube.client import (
     Object,
     Resource,
 )
-from holdfast_operator import names, objects, pods, restores
+from holdfast_operator import log, names, objects, pods, restores
 from holdfast_operator.keeps import CreateKeep, DeleteCheckpoints
 from holdfast_operator.memory import Memory
 from holdfast_operator.model import (
@@ -135,6 +135,7 @@ class Perform:
                 memory.orders_stale = True
                 await self._order(seen, step)
             case _:
+                memory.orders_stale = True
                 await self._move(seen, step)
 
     def _pod(self, seen: Observed, step: CreatePod) -> Object:
@@ -172,6 +173,14 @@ class Perform:
                 made = pods.target(session, epoch, source, reason.node, self._settings, seen.unfit)
                 await self._own(PODS, session, made, strict=True)
             case CreateCheckpoint() if source is not None:
+                if session.post_copy and not step.post_copy:
+                    log.info(
+                        "moved with all of its memory: it cannot follow between these nodes",
+                        session=session.name,
+                        namespace=namespace,
+                        source=source.node,
+                        target=step.target.node,
+                    )
                 order = objects.checkpoint(session, step, source)
                 await self._own(CHECKPOINTS, session, order, strict=True)
             case AbandonMove(target) | CancelMove(target):

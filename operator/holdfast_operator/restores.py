@@ -23,7 +23,15 @@ from typing import Final
 
 from holdfast_operator.model import Cause, Observed, PodSeen
 from holdfast_operator.notes import Restore
-from holdfast_operator.orders import CheckpointSeen, Kind, Trigger, bring_for, keeps, named
+from holdfast_operator.orders import (
+    CheckpointSeen,
+    Kind,
+    Trigger,
+    bring_for,
+    keeps,
+    late_for,
+    named,
+)
 from holdfast_operator.suspension import Sleep
 from holdfast_operator.times import at_second, length, moment, stamp
 
@@ -68,7 +76,10 @@ class Loss:
         until = next((str(at) for at in heard if moment(at) is not None), stamp(seen.wall))
         pod = seen.pod
         node = pod.node if pod is not None and pod.node else seen.session.status.get("nodeName")
-        avoid = str(node or "") if cause is Cause.HOST_LOST else ""
+        late = late_for(seen.orders or (), pod.uid) if pod is not None else None
+        if cause is Cause.MEMORY_LOST and late is not None:
+            node = late.node  # it may be lost, and nobody has noticed
+        avoid = str(node or "") if cause in (Cause.HOST_LOST, Cause.MEMORY_LOST) else ""
         return cls(cause, max(seen.epoch, seen.high_water), until, avoid)
 
 

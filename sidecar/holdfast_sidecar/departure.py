@@ -6,6 +6,9 @@ nothing, and its files do not change. Only an acknowledged withdrawal opens it a
 To be stored, it is parked and sealed in the same way (`keep`), but offered to nobody. Then it goes
 on here, or is suspended: the Lease is given back with the name of the checkpoint that has it all.
 What holds for an offer holds for that release too.
+
+Its memory may follow it (`follows`): what is frozen here is then needed after another has the
+Lease, and it is the agent that ends it.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ class Departure:
         self._one = asyncio.Lock()
         self._to, self._name = "", ""
         self._keep = False  # to be stored: `_to` is nobody
+        self._follows = False  # its memory stays here until it is asked for there
         self._checkpoint = ""  # and suspended, as that
         self._staying = False  # the agent asked for it, and got no answer
         self._timer: asyncio.TimerHandle | None = None
@@ -61,7 +65,8 @@ class Departure:
         return self._fence.offered
 
     async def park(self, body: Body) -> Body:
-        keep, seconds = _keeps(body), body.get("seconds", _PARKED_SECONDS)
+        keep, seconds = _flag(body, "keep"), body.get("seconds", _PARKED_SECONDS)
+        follows = _flag(body, "follows")
         to = "" if keep else _name(body.get("to"), "'to' is the UID of another pod")
         if to == self._pod:
             raise AgentError("bad_request", "'to' is the UID of another pod")
@@ -74,7 +79,7 @@ class Departure:
             if self._session.sealed and (keep, to) != (self._keep, self._to):
                 what = "being stored" if self._keep else f"on its way to pod {self._to}"
                 raise AgentError("busy", f"the session is {what}")
-            self._keep, self._to = keep, to
+            self._keep, self._to, self._follows = keep, to, follows
             self._session.park(saving=keep)
             self._arm(seconds)
             log("parked, to be stored" if keep else f"parked, to be moved to pod {to}")
@@ -104,7 +109,7 @@ class Departure:
         self._sidecar.unpark()
 
     async def seal(self, body: Body) -> Body:
-        keep = _keeps(body)
+        keep = _flag(body, "keep")
         async with self._one:
             if self._session.exit is None:
                 self._check_ours()
@@ -147,6 +152,16 @@ class Departure:
         log(f"suspended at seq {self._session.ring.head}, as {name}")
         return {"seq": self._session.ring.head}
 
+    async def lost(self, _body: Body) -> Body:
+        """Memory of it never came: it cannot go on, and did not end. The agent has frozen it, and
+        kills it when this is answered."""
+        if self._session.exit is not None:
+            raise AgentError("ended", "the session has ended")
+        self._check_ours()
+        await self._agreed(self._fence.lose(), "the Lease back")
+        log(f"lost at seq {self._session.ring.head}")
+        return {"seq": self._session.ring.head}
+
     async def _settled(self, name: str) -> None:
         """Whoever is next may begin at once: what is under way has arrived by then."""
         if not self._session.sealed or not self._keep:
@@ -179,6 +194,8 @@ class Departure:
             sealed.save(self._folder, state)
             if self._keep:
                 sealed.keep(self._folder)
+            elif self._follows:
+                sealed.follow(self._folder)
         except (HoldfastError, OSError) as error:
             session.unseal()
             raise AgentError("failed", str(error)) from error
@@ -207,11 +224,11 @@ class Departure:
         self._disarm()
 
 
-def _keeps(body: Body) -> bool:
-    keep = body.get("keep", False)
-    if not isinstance(keep, bool):
-        raise AgentError("bad_request", "'keep' is true or false")
-    return keep
+def _flag(body: Body, name: str) -> bool:
+    found = body.get(name, False)
+    if not isinstance(found, bool):
+        raise AgentError("bad_request", f"'{name}' is true or false")
+    return found
 
 
 def _name(value: object, what: str) -> str:

@@ -37,6 +37,7 @@ _DIGITS: Final = 18  # of an epoch; no session is moved so often
 _OFFER: Final = (PREFIX + "offer", PREFIX + "offered")
 NO_OFFER: Final = ("", "")
 _SUSPENDED: Final = PREFIX + "suspended"
+_LOST: Final = "what it needs to go on is lost, and the Lease was given back"
 # What is said of one moment, and gone with the next write that does not say it.
 _FLEETING: Final = frozenset((*_OFFER, _SUSPENDED))
 
@@ -122,6 +123,7 @@ class Fence:
         self._checkpoint = ""  # it is to be suspended, as that
         self._parting = ""  # the same, of the write under way: a change of mind comes too late
         self._released = False
+        self._lost = False  # it cannot go on, and did not end
         self._waiting: list[asyncio.Future[tuple[str, str] | None]] = []
         self._superseded: Superseded | None = None
 
@@ -189,11 +191,15 @@ class Fence:
                 async with asyncio.timeout(_FACTS_SECONDS):
                     self.note(**await facts())
             self._parting = self._checkpoint
-            sent, renewed, release = self._clock(), False, bool(self._parting)
+            if self._lost:  # nothing runs from here on, and then nothing is under way
+                await self._fence()
+                await asyncio.sleep(timing.settle)
+            sent, renewed, release = self._clock(), False, bool(self._parting) or self._lost
             with contextlib.suppress(HoldError):  # who serves the session hears of that too
                 renewed = await self._step(release)
             if release and renewed:
-                raise Superseded(f"the session is suspended, as {self.suspended}")
+                name = self.suspended
+                raise Superseded(f"the session is suspended, as {name}" if name else _LOST)
             due = sent + (timing.renew_every if renewed else self._pause())
 
     async def offer(self, pod: str, name: str) -> None:
@@ -216,6 +222,13 @@ class Fence:
             await self._next()
         if self.suspended != checkpoint:
             raise Superseded(str(self._superseded))
+
+    async def lose(self) -> None:
+        """Returns when the API has the release, as of `suspend`, but nothing was stored: to the
+        operator it is as if the host were lost."""
+        self._lost = True
+        while self._superseded is None:
+            await self._next()
 
     async def _agreed(self, wanted: tuple[str, str]) -> None:
         """Only what a renewal was acknowledged with counts, never what a read showed."""
@@ -245,7 +258,7 @@ class Fence:
         """Everything has ended: say how, and give the Lease back for good. Of one that is being
         suspended, all is in its checkpoint: it is suspended."""
         self._parting = self._checkpoint
-        self.note(**({} if self._parting else notes))
+        self.note(**({} if self._parting or self._lost else notes))
         await self._until_done(release=True)
         self._superseded = Superseded("the Lease was given back")
         self._heard(None)

@@ -247,8 +247,10 @@ class PodSidecar:
             return self._standing()
         if what == "commit":
             return await self._commit(body)
-        if what not in ("park", "seal", "unpark", "suspend"):
-            raise AgentError("bad_request", "ask: status, park, seal, unpark, suspend, commit")
+        if what not in ("park", "seal", "unpark", "suspend", "lost"):
+            raise AgentError(
+                "bad_request", "ask: status, park, seal, unpark, suspend, commit, lost"
+            )
         if departure is None or self._sidecar.requests is None:
             return self._not_served(what, body)
         return await {
@@ -256,10 +258,13 @@ class PodSidecar:
             "seal": departure.seal,
             "unpark": departure.unpark,
             "suspend": departure.suspend,
+            "lost": departure.lost,
         }[what](body)
 
     def _not_served(self, what: str, body: agent.Body) -> agent.Body:
         checkpoint = "" if self._fence is None else self._fence.suspended
+        if not checkpoint and self._given_up:
+            raise AgentError("superseded", "the session is not this pod's any more")
         if not checkpoint:
             raise AgentError("not_serving", "no session is served here now")
         if what != "suspend" or body.get("checkpoint") != checkpoint:
@@ -366,7 +371,8 @@ class PodSidecar:
             self._made.turn_away()
         log(f"this incarnation ({self._settings.epoch}) is over: {error}")
         with contextlib.suppress(HoldError):
-            await hold.end(0)
+            if not sealed.follows(self._settings.state):  # else the agent does
+                await hold.end(0)
             while True:
                 if (await hold.status()).exited:
                     break

@@ -17,6 +17,7 @@ from holdfast_wire.errors import BadRequest
 _NAME: Final = "sealed.json"
 _CUT: Final = "cut.json"  # left by the agent, beside the files
 _KEEPING: Final = "keeping"  # for the next sidecar here: sealed to be stored, and not opened since
+_FOLLOWS: Final = "follows"  # likewise: what is frozen here is needed where the session goes on
 OUTBOX: Final = "outbox"
 _FILES: Final = ("ring", "keyframe", "journal", "journal.1", OUTBOX, _NAME)
 
@@ -59,8 +60,18 @@ def kept(folder: Path) -> bool:
     return (folder / _KEEPING).exists()
 
 
+def follow(folder: Path) -> None:
+    (folder / _FOLLOWS).touch()
+
+
+def follows(folder: Path) -> bool:
+    """Its memory is read out of it after it has gone on elsewhere: the agent ends it."""
+    return (folder / _FOLLOWS).exists()
+
+
 def open_again(folder: Path) -> None:
-    (folder / _KEEPING).unlink(missing_ok=True)
+    for name in (_KEEPING, _FOLLOWS):
+        (folder / name).unlink(missing_ok=True)
 
 
 def cut(folder: Path) -> list[tuple[str, str]]:

@@ -114,3 +114,12 @@ def test_what_is_said_of_what_was_stored() -> None:
 def test_what_is_said_of_what_was_brought() -> None:
     done = status(read(item(BRING)), "n", Phase.COMPLETE, "", None, NOW)
     assert done["conditions"][0]["reason"] == "Restored"
+
+
+def test_memory_that_follows_has_to_be_asked_for() -> None:
+    for memory, follows in ({}, False), ({"memory": "Copy"}, False), ({"memory": "PostCopy"}, True):
+        found = read(item(MOVE | memory))
+        assert isinstance(found, Move)
+        assert found.post_copy is follows
+    lost = status(read(item(MOVE)), "n", Phase.FAILED, "m", None, NOW, "PagesLost")
+    assert lost["conditions"][0]["reason"] == "PagesLost"

@@ -213,7 +213,8 @@ class World:
     def cordon(self, cordoned: bool) -> None:
         self.cordoned = cordoned
         for name in ("node-1", "node-2"):
-            meta = {"name": name, "labels": {names.AGENT: "ready"}}
+            can = {names.AGENT_MEMORY: "PostCopy"}
+            meta = {"name": name, "labels": {names.AGENT: "ready"}, "annotations": can}
             shut = {"unschedulable": True} if cordoned and name == "node-1" else {}
             self.nodes.watched({"metadata": meta, "spec": shut}, gone=False)
 

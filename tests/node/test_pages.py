@@ -1,0 +1,167 @@
+"""Bytes that two agents carry between them, in both directions, over real TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from holdfast_node import pages
+from holdfast_node.link import Frame, Link, LinkLost, answer, dial
+from holdfast_node.pages import Carrier, Needed
+from holdfast_wire.errors import BadRequest, NotFound
+
+from .conftest import Contexts
+
+Pair = tuple[Link, Link]
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as made:
+        yield made
+
+
+@pytest.fixture
+def links(tls: Contexts, pool: ThreadPoolExecutor) -> Iterator[Pair]:
+    """Of the one that dials, and of the one that answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = tls(ssl.Purpose.CLIENT_AUTH)
+        server.num_tickets = 0
+        there = pool.submit(lambda: answer(listening.accept()[0], server))
+        here = dial(listening.getsockname(), tls(ssl.Purpose.SERVER_AUTH))
+    yield here, there.result()
+    for link in (here, there.result()):
+        link.interrupt()
+        link.close()
+
+
+def carried(pool: ThreadPoolExecutor, link: Link) -> tuple[socket.socket, Future[None]]:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(20)
+    return ours, pool.submit(Carrier(link, theirs).run)
+
+
+def everything(end: socket.socket) -> bytes:
+    data = b""
+    while piece := end.recv(1 << 20):
+        data += piece
+    return data
+
+
+def pour(end: socket.socket) -> None:
+    while True:
+        end.sendall(bytes(1 << 20))
+
+
+def said(end: socket.socket, data: bytes) -> None:
+    end.sendall(data)
+    end.shutdown(socket.SHUT_WR)
+
+
+def test_much_goes_both_ways_at_once_and_each_way_ends_by_itself(
+    links: Pair, pool: ThreadPoolExecutor
+) -> None:
+    (a, first), (b, second) = (carried(pool, link) for link in links)
+    there, back = os.urandom(9_000_001), os.urandom(7_000_003)
+    with a, b:
+        saying = [pool.submit(said, a, there), pool.submit(said, b, back)]
+        heard = pool.submit(everything, b)
+        assert everything(a) == back
+        assert heard.result() == there
+        for done in saying:
+            done.result()
+        first.result(10)
+        second.result(10)
+
+
+def test_who_has_ended_his_own_still_hears_the_other(links: Pair, pool: ThreadPoolExecutor) -> None:
+    (a, first), (b, second) = (carried(pool, link) for link in links)
+    with a, b:
+        a.shutdown(socket.SHUT_WR)
+        assert b.recv(1) == b""
+        b.sendall(b"late")
+        assert a.recv(4) == b"late"
+        b.close()
+        first.result(10)
+        second.result(10)
+
+
+def test_a_link_that_breaks_ends_both(links: Pair, pool: ThreadPoolExecutor) -> None:
+    (a, first), (b, second) = (carried(pool, link) for link in links)
+    with a, b:
+        links[0].interrupt()
+        assert a.recv(1) == b.recv(1) == b""
+        for one in (first, second):
+            with pytest.raises(LinkLost):
+                one.result(10)
+
+
+def test_an_end_that_nobody_reads_any_more_ends_both(links: Pair, pool: ThreadPoolExecutor) -> None:
+    (a, first), (b, second) = (carried(pool, link) for link in links)
+    with a:
+        b.close()
+        with pytest.raises(OSError, match=r"pipe|reset"):
+            pour(a)
+        for one in (first, second):
+            with pytest.raises(LinkLost):
+                one.result(5)
+
+
+def test_silence_ends_it_and_having_nothing_to_say_does_not(
+    links: Pair, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "TICK", 0.05)
+    monkeypatch.setattr(pages, "SILENCE", 0.4)
+    (a, first), (b, second) = (carried(pool, link) for link in links)
+    with a, b:
+        time.sleep(1.0)
+        a.sendall(b"still there")
+        assert b.recv(11) == b"still there"
+        links[1].interrupt()
+        for one in (first, second):
+            with pytest.raises(LinkLost):
+                one.result(10)
+
+
+def test_who_says_nothing_at_all_is_gone(
+    links: Pair, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "SILENCE", 0.4)
+    a, first = carried(pool, links[0])
+    with a, pytest.raises(LinkLost, match="nothing from"):
+        first.result(10)
+
+
+def test_the_other_agents_reason_is_heard(links: Pair, pool: ThreadPoolExecutor) -> None:
+    a, first = carried(pool, links[0])
+    links[1].send_json(Frame.FAILED, NotFound("no memory is to come by this").to_json())
+    with a:
+        assert a.recv(1) == b""
+        with pytest.raises(NotFound, match="no memory"):
+            first.result(10)
+
+
+def test_a_frame_out_of_turn_is_refused(links: Pair, pool: ThreadPoolExecutor) -> None:
+    a, first = carried(pool, links[0])
+    links[1].send(Frame.MANIFEST, b"x" * 10_000)
+    with a, pytest.raises(BadRequest, match="MANIFEST"):
+        first.result(10)
+
+
+async def test_what_is_needed_is_waited_for() -> None:
+    needed = Needed()
+    await needed.no_more()
+    with needed.now():
+        with needed.now():
+            pass
+        waiting = asyncio.create_task(needed.no_more())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+    await waiting

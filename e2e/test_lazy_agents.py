@@ -20,7 +20,7 @@ from holdfast_node.engine import Engine
 
 __all__ = ["bench", "cluster", "engine", "keys", "node", "pods", "tidy"]  # fixtures
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 LAZY = MOVE | {"memory": "PostCopy", "deadlineSeconds": 60}
 SIZE = 200  # MiB

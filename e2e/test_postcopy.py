@@ -33,6 +33,8 @@ from e2e.movers import (
 )
 from e2e.test_store import KEPT_WITHIN, by_epoch, kept
 
+pytestmark = pytest.mark.long
+
 __all__ = ["passed"]
 
 BUILT_WITHIN: Final = 120.0

@@ -125,6 +125,7 @@ def test_a_lost_node_costs_what_came_after_the_checkpoint(lab: Lab) -> None:
     assert took <= LEASE + 10
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_suspended_it_costs_nothing_and_attaching_wakes_it(
     lab: Lab, attach: Callable[[str], Screen]
@@ -153,6 +154,7 @@ def test_suspended_it_costs_nothing_and_attaching_wakes_it(
     assert took <= 5
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_idle_it_hibernates_and_a_person_brings_it_back(lab: Lab) -> None:
     idle = {"idle": {"afterSeconds": 60, "then": "Hibernate"}}

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast_kube.client import CHECKPOINTS, NODES, Gone, Kube
 from holdfast_node import (
@@ -40,8 +40,7 @@ from holdfast_node.lazy import PagesLost
 from holdfast_node.order import Bring, Keep, Left, Move, Order, Phase, read, status
 from holdfast_node.pair import Keys
 from holdfast_node.receiving import Handler, Receiver, serve
-from holdfast_node.s3 import S3
-from holdfast_node.settings import Settings
+from holdfast_node.settings import Bucket, Settings
 from holdfast_node.spool import spooled
 from holdfast_node.store import Peer
 from holdfast_node.stores import PEER, Others, Stores
@@ -49,6 +48,9 @@ from holdfast_node.taking import Gone as GoneOn
 from holdfast_node.taking import settle
 from holdfast_node.transfer import connect
 from holdfast_wire.errors import BadRequest, HoldfastError, NotFound, Retry, Unavailable
+
+if TYPE_CHECKING:
+    from holdfast_node.s3 import S3
 
 PREFIX: Final = "holdfast.dev/"
 AT_ONCE: Final = 2  # of each kind of order: more would only share the disk and CPU
@@ -73,7 +75,7 @@ class Agent:
             settings.store / "kept", self._keys, settings.store_bytes, settings.store_reserve
         )
         others = Others(self._address, partial(settings.tls, ssl.Purpose.SERVER_AUTH), self._keys)
-        self._bucket = None if settings.bucket is None else S3(settings.bucket, self._keys)
+        self._bucket = None if settings.bucket is None else _bucket(settings.bucket, self._keys)
         self._stores = Stores(
             settings.node, self._disk, self._spool, others, self._find, self._bucket
         )
@@ -357,3 +359,10 @@ def _blocked(cage: freezer.Freezer) -> bool:
         return pager.blocked(cage)
     except OSError:  # its container is gone
         return False
+
+
+def _bucket(where: Bucket, keys: Keys) -> S3:
+    """Its library is large, and most clusters have no bucket."""
+    from holdfast_node.s3 import S3
+
+    return S3(where, keys)

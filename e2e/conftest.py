@@ -6,15 +6,16 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from client_kit import Screen
 from e2e.cluster import __main__ as cluster
 from e2e.cluster.leftovers import leftovers
-from e2e.cluster.places import LOGS, REPOSITORY, STATE
+from e2e.cluster.places import KUBECONFIG, LOGS, REPOSITORY, STATE
 from e2e.cluster.running import running
 from e2e.lab import OPERATOR_NAMESPACE, KubectlError, Lab
 
@@ -46,6 +47,24 @@ def lab() -> Iterator[Lab]:
     if not keep:
         cluster.down()
         assert leftovers() == []
+
+
+@pytest.fixture
+def attach(lab: Lab) -> Iterator[Callable[[str], Screen]]:
+    """`kubectl holdfast attach`, in a terminal."""
+    opened: list[Screen] = []
+    env = {"HOLDFAST_KUBECTL": str(lab.programs / "kubectl"), "PATH": "/usr/bin:/bin",
+           "HOME": "/nonexistent", "TERM": "xterm-256color", "LANG": "C.UTF-8"}  # fmt: skip
+    program = str(REPOSITORY / ".venv" / "bin" / "kubectl-holdfast")
+
+    def open_screen(name: str) -> Screen:
+        command = [program, f"--kubeconfig={KUBECONFIG}", "attach", name]
+        opened.append(Screen(command, env))
+        return opened[-1]
+
+    yield open_screen
+    for screen in opened:
+        screen.close()
 
 
 @pytest.fixture(autouse=True)

@@ -4,33 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-
-import pytest
+from collections.abc import Callable
 
 from client_kit import Screen
-from e2e.cluster.places import KUBECONFIG, REPOSITORY
 from e2e.lab import LEASE, Lab, container_pids, sidecar_pid, until
 
 PATIENCE = 40.0
 DETACH = b"\x1cd"  # ctrl-\ then d
-
-
-@pytest.fixture
-def attach(lab: Lab) -> Iterator[Callable[[str], Screen]]:
-    opened: list[Screen] = []
-    env = {"HOLDFAST_KUBECTL": str(lab.programs / "kubectl"), "PATH": "/usr/bin:/bin",
-           "HOME": "/nonexistent", "TERM": "xterm-256color", "LANG": "C.UTF-8"}  # fmt: skip
-    program = str(REPOSITORY / ".venv" / "bin" / "kubectl-holdfast")
-
-    def open_screen(name: str) -> Screen:
-        command = [program, f"--kubeconfig={KUBECONFIG}", "attach", name]
-        opened.append(Screen(command, env))
-        return opened[-1]
-
-    yield open_screen
-    for screen in opened:
-        screen.close()
 
 
 def test_attach_leave_and_come_back(lab: Lab, attach: Callable[[str], Screen]) -> None:

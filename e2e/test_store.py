@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from client_kit import Screen
 from e2e.cluster import faults
-from e2e.cluster.places import KUBECONFIG, REPOSITORY, SHARED
+from e2e.cluster.places import SHARED
 from e2e.lab import LEASE, Lab, Mark, Session, until
 from e2e.movers import await_agents, check, gone, longest_gap, other, passed, shared, walking
 
@@ -41,22 +41,6 @@ while os.pread(pair, 8 * size, 0) == b"%08d" % n * size:
 os.write(store, b"0 0 0\\n")
 """
 REPL = ("python3", "-q", "-i", "-c", "import sys; sys.ps1 = 'ready> '")
-
-
-@pytest.fixture
-def attach(lab: Lab) -> Iterator[Callable[[str], Screen]]:
-    opened: list[Screen] = []
-    env = {"HOLDFAST_KUBECTL": str(lab.programs / "kubectl"), "PATH": "/usr/bin:/bin",
-           "HOME": "/nonexistent", "TERM": "xterm-256color", "LANG": "C.UTF-8"}  # fmt: skip
-    program = str(REPOSITORY / ".venv" / "bin" / "kubectl-holdfast")
-
-    def open_screen(name: str) -> Screen:
-        opened.append(Screen([program, f"--kubeconfig={KUBECONFIG}", "attach", name], env))
-        return opened[-1]
-
-    yield open_screen
-    for screen in opened:
-        screen.close()
 
 
 def kept(session: Session) -> list[dict[str, Any]]:

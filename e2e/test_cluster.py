@@ -40,7 +40,9 @@ VERB = [sys.executable, "-m", "e2e.cluster"]
 def tidy() -> Iterator[None]:
     """In place of the one that wants a cluster for every test."""
     if kind.engine() is not None:
-        pytest.skip("kind is kind's to test")
+        pytest.skip(
+            "with Docker or Podman the cluster is made by kind, and these are about the one without"
+        )
     if STATE.exists():
         pytest.fail("a cluster is up; this does not run beside one")
     assert not leftovers(), "somebody left something before"

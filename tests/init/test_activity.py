@@ -98,7 +98,10 @@ async def test_through_a_day_in_bash(start: Start) -> None:
     await settles_on(session, Activity.PROMPT, bash)
 
 
-@pytest.mark.skipif(os.geteuid() == 0 or not shutil.which("su"), reason="root is not asked")
+@pytest.mark.skipif(
+    os.geteuid() == 0 or not shutil.which("su"),
+    reason="su asks root for no password, and there must be a su",
+)
 async def test_setuid_program_the_kernel_hides_from_us(start: Start) -> None:
     await expect_of(start, ("su", "-c", "true"), Activity.PASSWORD, "su")
 

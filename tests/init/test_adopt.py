@@ -358,7 +358,9 @@ async def test_what_does_not_fit_is_refused_and_changes_nothing(
 async def test_only_as_pid_1(wait: Wait) -> None:
     waiting = await wait("cat")
     if (await waiting.link.status()).namespace:
-        pytest.skip("here it is")
+        pytest.skip(
+            "in a PID namespace of its own hold is PID 1, and this is about where it is not"
+        )
     master, slave = os.openpty()
     answer = ask(waiting, f"adopt {os.getpid()} {os.getpid()} {os.ttyname(slave)}", master)
     assert answer["error"] == "cannot_adopt"

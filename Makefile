@@ -104,13 +104,18 @@ cluster: setup ## a real Kubernetes with two nodes on this machine (root; the fi
 cluster-down: $(BIN)/.ready ## remove it, and everything of it
 	@$(BIN)/python -m e2e.cluster down
 
-E2E = $(BIN)/pytest --timeout 600 -o cache_dir=build/e2e/cache e2e
+# Each worker has a cluster of its own. One that a person keeps up is used by one worker.
+CLUSTERS ?= $(if $(HOLDFAST_KEEP),0,2)
+E2E = $(BIN)/pytest --timeout 600 -o cache_dir=build/e2e/cache e2e -v --durations=40 --durations-min=3 $(if $(T),-k '$(T)')
 
 .PHONY: e2e
 e2e: setup ## all tests on a real cluster (root); T= selects; build/e2e/report.json
 	@scripts/need $$($(BIN)/python -m e2e.cluster tools)
 	$(if $(T),,@rm -f build/e2e/report.json)
-	@$(E2E) -v --durations=40 --durations-min=3 $(if $(T),-k '$(T)')
+	@failed=0; \
+	  $(E2E) -m 'not timed' -n $(CLUSTERS) --dist loadgroup || $(NONE_SELECTED) || failed=1; \
+	  $(E2E) -m timed || $(NONE_SELECTED) || failed=1; \
+	  exit $$failed
 	$(if $(T)$(HOLDFAST_KEEP),,@$(MAKE) --silent --no-print-directory e2e-cluster)
 
 .PHONY: e2e-cluster

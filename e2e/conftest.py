@@ -1,7 +1,9 @@
-"""One cluster for the whole run, holdfast installed by its chart, a report of what was measured."""
+"""One cluster for each worker of the run, holdfast installed by its chart, a report of what was
+measured."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -12,10 +14,11 @@ from typing import Any
 
 import pytest
 
+import e2e.worker  # noqa: F401  # before all of the cluster
 from client_kit import Screen
 from e2e.cluster import __main__ as cluster
 from e2e.cluster.leftovers import leftovers
-from e2e.cluster.places import KUBECONFIG, LOGS, REPOSITORY, STATE
+from e2e.cluster.places import KUBECONFIG, LOGS, NUMBER, REPOSITORY, STATE
 from e2e.cluster.running import running
 from e2e.lab import OPERATOR_NAMESPACE, KubectlError, Lab
 
@@ -73,7 +76,7 @@ def tidy(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
     failed = request.session.testsfailed
     yield
     if request.session.testsfailed > failed:
-        collect(lab, BUILD / "failed" / request.node.name)
+        collect(lab, BUILD / "failed" / f"{request.node.name}-{NUMBER}")
     lab.kubectl("delete", "sessions", "--all", "--all-namespaces", "--timeout=90s", timeout=100)
     lab.await_nodes()
 
@@ -112,12 +115,18 @@ def write_report(measured: dict[str, Any]) -> None:
     )  # fmt: skip
     machine = f"{model}, {os.cpu_count()} cores, Linux {platform.release()}"
     BUILD.mkdir(parents=True, exist_ok=True)
-    report = BUILD / "report.json"
+    with (BUILD / "report.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        merge({**measured, "machine": machine, "commit": commit}, BUILD / "report.json")
+
+
+def merge(measured: dict[str, Any], report: Path) -> None:
+    """With what others measured at the same commit."""
     before = json.loads(report.read_text()) if report.exists() else {}
-    if before.get("commit") != commit:
+    if before.get("commit") != measured["commit"]:
         before = {}  # another's figures
     faults = {*before.get("faults_passed", ()), *measured.get("faults_passed", ())}
-    body = {**before, **measured, "machine": machine, "commit": commit}
+    body = {**before, **measured}
     if faults:
         body["faults_passed"] = sorted(faults)
     report.write_text(json.dumps(body, indent=2, sort_keys=True) + "\n")

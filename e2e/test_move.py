@@ -37,6 +37,7 @@ def joined(parts: list[bytes]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.timed
 def test_a_client_follows_and_misses_nothing(lab: Lab) -> None:
     """Joined by seq the stream has no gap and no double; the counter in it is the oracle."""
     session = walking(lab, "followed", EVERY, node=lab.away())

@@ -42,6 +42,7 @@ def bare_pod(name: str) -> dict[str, Any]:
             "spec": {"containers": [container], "terminationGracePeriodSeconds": 0}}  # fmt: skip
 
 
+@pytest.mark.timed
 def test_a_session_is_ready_about_as_fast_as_a_pod(lab: Lab) -> None:
     bare, ours = [], []
     for n in range(ROUNDS):

@@ -13,7 +13,7 @@ from e2e.cluster import kind, processes
 from e2e.cluster.leftovers import leftovers, mounted_below
 from e2e.cluster.lock import alone
 from e2e.cluster.namespaces import Namespaces
-from e2e.cluster.places import KUBECONFIG, REPOSITORY, STATE
+from e2e.cluster.places import KUBECONFIG, NUMBER, REPOSITORY, STATE
 from e2e.cluster.running import Cluster, record, running
 from e2e.cluster.say import ClusterError, say, timed
 
@@ -90,8 +90,9 @@ def _tie(pid: int) -> None:
         raise ClusterError(f"no process {pid} to tie the cluster to") from error
     try:
         processes.remember(_OWNER, pid)
-        command = [sys.executable, "-m", "e2e.cluster", "guard", str(handle)]
-        env = {"HOLDFAST_STATE": str(STATE)}
+        # Its last word tells whose it is to those who look what is left of a cluster.
+        command = [sys.executable, "-m", "e2e.cluster", "guard", str(handle), str(STATE)]
+        env = {"HOLDFAST_STATE": str(STATE), "HOLDFAST_CLUSTER_NUMBER": str(NUMBER)}
         processes.start("guard", command, env, cwd=REPOSITORY, keep=[handle])
     finally:
         os.close(handle)
@@ -120,6 +121,7 @@ def main() -> int:
     verbs = ["up", "down", "status", "build", "tools", "leftovers", "guard"]
     parser.add_argument("verb", choices=verbs)
     parser.add_argument("number", nargs="?", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("state", nargs="?", help=argparse.SUPPRESS)
     given = parser.parse_args()
     try:
         return _do(given.verb, given.number)

@@ -4,6 +4,7 @@ carries the hash of what it is made from, and appears there whole or not at all.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -42,6 +43,8 @@ _WORKBENCH_PACKAGES: Final = (
     "python3,procps,iproute2,vim-tiny,tmux,redis-server,nodejs,make,gcc,libc6-dev,strace"
 )
 
+_KEPT: Final = 3  # checkouts that differ do not take each other's away
+
 PAUSE: Final = "holdfast.test/pause:1"
 COREDNS: Final = "holdfast.test/coredns:1"
 DEBIAN: Final = "holdfast.test/debian:1"
@@ -54,7 +57,7 @@ HOLDFAST: Final = "holdfast.test/holdfast:e2e"
 
 
 def cached(name: str, inputs: Iterable[bytes | str | Path], make: Callable[[Path], None]) -> Path:
-    """CACHE/name-HASH, made if it is not there; older ones of the name are removed."""
+    """CACHE/name-HASH, made if it is not there, by one at a time; the newest of a name are kept."""
     digest = hashlib.sha256()
     for part in inputs:
         content = part.read_bytes() if isinstance(part, Path) else part
@@ -64,12 +67,17 @@ def cached(name: str, inputs: Iterable[bytes | str | Path], make: Callable[[Path
     if path.exists():
         return path
     CACHE.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.new")
-    _remove(new)
-    make(new)
-    for old in CACHE.glob(f"{name}-" + "[0-9a-f]" * 16):
-        _remove(old)
-    new.rename(path)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():  # made by another meanwhile
+            return path
+        new = path.with_name(f"{path.name}.new")
+        _remove(new)
+        make(new)
+        made = CACHE.glob(f"{name}-" + "[0-9a-f]" * 16)
+        for old in sorted(made, key=lambda old: old.stat().st_mtime)[: -_KEPT + 1]:
+            _remove(old)
+        new.rename(path)
     return path
 
 
@@ -192,7 +200,7 @@ def _layer_image(name: str, image: Image, files: dict[str, tuple[bytes, int]]) -
 
 
 def _compiled(source: str, *compiler: str) -> bytes:
-    target = CACHE / f"{source}.compiled"
+    target = CACHE / f"{source}.{os.getpid()}"
     CACHE.mkdir(parents=True, exist_ok=True)
     run(*compiler, "-O2", "-Wall", "-Werror", "-o", target, HERE / "src" / source)
     content = target.read_bytes()

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from e2e.cluster import build, control
-from e2e.cluster.places import CACHE, KUBECONFIG, REPOSITORY, SHARED, STATE
+from e2e.cluster.places import CACHE, KUBECONFIG, NTH, REPOSITORY, SHARED, STATE
 from e2e.cluster.say import ClusterError, run, say
 
-NAME: Final = "holdfast"
+NAME: Final = f"holdfast{NTH}"
 VERSION: Final = "v0.30.0"
 # What that version of kind was released with; Kubernetes as near to `build.KUBERNETES` as it has.
 NODE_IMAGE: Final = (

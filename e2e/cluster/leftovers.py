@@ -16,7 +16,7 @@ from typing import Final
 
 from e2e.cluster import kind
 from e2e.cluster.lock import lock_file
-from e2e.cluster.places import BRIDGE, CGROUP, NODES, STATE
+from e2e.cluster.places import BRIDGE, CGROUP, NODES, STATE, link_name
 
 # What a cluster starts on the machine itself. kubectl is not of them: it is whoever calls it.
 _DAEMONS: Final = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -46,7 +46,7 @@ def leftovers() -> list[str]:
 
 
 def of_namespaces(machine: Machine = HERE) -> list[str]:
-    links = [f"hf-{node}" for node in NODES]
+    links = [link_name(node) for node in NODES]
     return [
         *(f"process {pid}: {name}" for pid, name in daemons(machine)),
         *(f"process {pid}: {name}, in a node" for pid, name in in_nodes(machine)),
@@ -66,7 +66,7 @@ def daemons(machine: Machine = HERE) -> Iterator[tuple[int, str]]:
         name = Path(words[0]).name
         if name in _DAEMONS and any(f"{STATE}/" in word for word in words):
             yield pid, name
-        elif tuple(words[1:4]) == _GUARD:
+        elif tuple(words[1:4]) == _GUARD and words[-1] == str(STATE):
             yield pid, "guard"
 
 
@@ -84,7 +84,7 @@ def in_nodes(machine: Machine = HERE) -> Iterator[tuple[int, str]]:
 
 def mounts(machine: Machine = HERE) -> list[str]:
     """Those that this machine sees; a node's own go with the node."""
-    names = [machine.namespaces / f"hf-{node}" for node in NODES]
+    names = [machine.namespaces / link_name(node) for node in NODES]
     return [*mounted_below(STATE, machine), *(p for n in names for p in mounted_below(n, machine))]
 
 

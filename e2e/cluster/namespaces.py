@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from e2e.cluster import build, control, leftovers, nodes, pki, processes
-from e2e.cluster.places import API_HOST, API_PORT, NODES, STATE
+from e2e.cluster.places import API_HOST, API_PORT, NODES, STATE, link_name
 from e2e.cluster.say import ClusterError, run, say
 
 _JOIN_SECONDS: Final = 90.0
@@ -130,7 +130,7 @@ class Namespaces:
         control.await_api(self.programs)
 
     def nft(self, node: str, rules: str) -> None:
-        run("ip", "netns", "exec", nodes.link_name(node), "nft", "-f", "-", give=rules)
+        run("ip", "netns", "exec", link_name(node), "nft", "-f", "-", give=rules)
 
     def pause(self, node: str) -> None:
         nodes.freeze(node)

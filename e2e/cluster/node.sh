@@ -1,7 +1,7 @@
 #!/bin/bash
 # One worker node: its own network, mount, PID, UTS and cgroup namespace over a root of its own.
 # `node.sh outer` joins the cgroups and makes the namespaces; `inner` is PID 1 in them.
-# The environment says which: NODE ADDRESS POD_RANGE ROOT DISK BIN IMAGES STATE CGROUP DNS PAUSE.
+# The environment says which: NODE NETWORK ADDRESS POD_RANGE ROOT DISK BIN IMAGES STATE CGROUP DNS PAUSE.
 set -euo pipefail
 controllers="cpu cpuacct cpuset memory devices freezer blkio pids"
 
@@ -18,7 +18,7 @@ outer() {
     done
     echo $$ > "/sys/fs/cgroup/$c/$CGROUP/$NODE/cgroup.procs"
   done
-  exec nsenter --net="/run/netns/hf-$NODE" \
+  exec nsenter --net="/run/netns/$NETWORK" \
     unshare --mount --uts --cgroup --ipc --pid --fork --kill-child --propagation private "$0" inner
 }
 

@@ -21,6 +21,7 @@ from e2e.cluster.places import (
     NODES,
     SHARED,
     STATE,
+    link_name,
     node_address,
     pod_range,
 )
@@ -28,10 +29,6 @@ from e2e.cluster.say import ClusterError, run
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 BRIDGE_ADDRESS: Final = "02:68:66:00:00:01"  # locally administered
-
-
-def link_name(node: str) -> str:
-    return f"hf-{node}"
 
 
 def network_up() -> None:
@@ -57,6 +54,7 @@ def start(node: str, programs: Path, root: Path, images: Path) -> None:
         [HERE / "node.sh", "outer"],
         {
             "NODE": node,
+            "NETWORK": link_name(node),
             "ADDRESS": node_address(node),
             "POD_RANGE": pod_range(node),
             "ROOT": str(root),

@@ -52,7 +52,7 @@ def test_nothing(made: Made) -> None:
 
 def test_everything_of_a_cluster(made: Made, state: Path) -> None:
     made.process(10, "/c/bin-1/etcd", f"--data-dir={state}/etcd")
-    made.process(11, "/usr/bin/python3", "-m", "e2e.cluster", "guard", "5")
+    made.process(11, "/usr/bin/python3", "-m", "e2e.cluster", "guard", "5", str(state))
     made.process(12, "/opt/kube/kubelet", group="/holdfast/n1")
     made.process(13, "sh", group="/holdfast/n2/kubepods/pod1")
     made.mountinfo.write_text(f"30 22 0:4 net {made.machine.namespaces}/hf-n1 rw - nsfs nsfs rw\n")
@@ -79,6 +79,7 @@ def test_other_people_s_processes(made: Made, state: Path) -> None:
     made.process(11, "/usr/bin/tail", "-f", f"{state}/log/etcd.log")
     made.process(12, "kubectl", f"--kubeconfig={state}/kubeconfig", "get", "pods")
     made.process(13, "python3", "-m", "e2e.cluster", "status")
+    made.process(18, "python3", "-m", "e2e.cluster", "guard", "5", f"{state}1")
     made.process(14, "/bin/sh", group="/holdfast-of-mine/n1")
     made.process(15, "/bin/sh", group="/holdfast/n11")
     made.process(16, "/bin/sh", group="/user/holdfast/n1")
@@ -87,8 +88,8 @@ def test_other_people_s_processes(made: Made, state: Path) -> None:
     assert not list(in_nodes(made.machine))
 
 
-def test_the_one_that_asks_does_not_count(made: Made) -> None:
-    made.process(os.getpid(), "python3", "-m", "e2e.cluster", "guard", "5")
+def test_the_one_that_asks_does_not_count(made: Made, state: Path) -> None:
+    made.process(os.getpid(), "python3", "-m", "e2e.cluster", "guard", "5", str(state))
     assert not list(daemons(made.machine))
 
 

@@ -116,11 +116,6 @@ e2e: setup ## all tests on a real cluster (root); T= selects; build/e2e/report.j
 	  $(E2E) -m 'not timed' -n $(CLUSTERS) --dist loadgroup || $(NONE_SELECTED) || failed=1; \
 	  $(E2E) -m timed || $(NONE_SELECTED) || failed=1; \
 	  exit $$failed
-	$(if $(T)$(HOLDFAST_KEEP),,@$(MAKE) --silent --no-print-directory e2e-cluster)
-
-.PHONY: e2e-cluster
-e2e-cluster: # the cluster itself, in a run of its own: it is ended in the middle
-	@HOLDFAST_CLUSTER_TEST=1 $(BIN)/pytest -v -p no:cacheprovider e2e/test_cluster.py
 
 .PHONY: bench
 bench: setup ## measure against tmux, dtach and CRIU (as root, on a cluster); build/bench/report.json

@@ -26,7 +26,9 @@ BUILD = REPOSITORY / "build" / "e2e"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """HOLDFAST_SHORT=1 leaves out what is marked `long`, and says how much that is."""
+    """First those that need a machine without a cluster. HOLDFAST_SHORT=1 leaves out what is marked
+    `long`, and says how much that is."""
+    items.sort(key=lambda item: item.path.name != "test_cluster.py")
     if os.environ.get("HOLDFAST_SHORT") != "1":
         return
     left_out = [item for item in items if item.get_closest_marker("long")]

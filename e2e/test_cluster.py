@@ -1,9 +1,7 @@
 """The cluster of namespaces itself: how fast it is there, that two do not get in each other's way,
 and that nothing of it is left, however it ends.
 
-It brings clusters up and down, so it needs a machine without one and a run of its own:
-
-    HOLDFAST_CLUSTER_TEST=1 .venv/bin/pytest -v e2e/test_cluster.py
+It brings clusters up and down, so it is run before its worker has one.
 """
 
 from __future__ import annotations
@@ -27,9 +25,10 @@ from e2e.cluster.say import ClusterError, run
 
 pytestmark = [
     pytest.mark.skipif(
-        os.environ.get("HOLDFAST_CLUSTER_TEST") != "1",
-        reason="ends the cluster that is up; HOLDFAST_CLUSTER_TEST=1 runs it",
+        os.environ.get("HOLDFAST_KEEP") == "1",
+        reason="brings clusters up and down, and HOLDFAST_KEEP=1 keeps the one that is up",
     ),
+    pytest.mark.xdist_group("cluster"),
     pytest.mark.timeout(400),
 ]
 UP_SECONDS = 60.0
@@ -59,26 +58,6 @@ def until_something_runs() -> None:
     while not (list(daemons()) and list(in_nodes())):
         assert time.monotonic() < give_up
         time.sleep(0.05)
-
-
-def test_up_again_and_down_without_a_trace() -> None:
-    cluster.up()
-    assert float((STATE / "up_seconds").read_text()) < UP_SECONDS
-    assert running().healthy()
-    before = {name: processes.pid_of(name) for name in processes.names()}
-    cluster.up()
-    assert before == {name: processes.pid_of(name) for name in processes.names()}
-    cluster.down()
-    assert leftovers() == []
-    cluster.down()
-
-
-def test_two_at_once_make_one() -> None:
-    both = [begun("up"), begun("up")]
-    assert [process.wait(300) for process in both] == [0, 0]
-    assert running().healthy()
-    cluster.down()
-    assert leftovers() == []
 
 
 def test_killed_on_the_way_up() -> None:
@@ -130,3 +109,16 @@ def test_what_somebody_else_made_stays() -> None:
         assert Path(f"/sys/class/net/{BRIDGE}").exists()
     finally:
         run("ip", "link", "del", BRIDGE)
+
+
+def test_two_at_once_make_one_that_is_kept_and_goes_without_a_trace() -> None:
+    both = [begun("up"), begun("up")]
+    assert [process.wait(300) for process in both] == [0, 0]
+    assert float((STATE / "up_seconds").read_text()) < UP_SECONDS
+    assert running().healthy()
+    before = {name: processes.pid_of(name) for name in processes.names()}
+    cluster.up()
+    assert before == {name: processes.pid_of(name) for name in processes.names()}
+    cluster.down()
+    assert leftovers() == []
+    cluster.down()

@@ -63,6 +63,7 @@ def test_a_client_follows_and_misses_nothing(lab: Lab) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_ten_moves_back_and_forth(lab: Lab) -> None:
     session = walking(lab, "commuter", EVERY)
     for _ in range(10):

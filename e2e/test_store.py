@@ -64,6 +64,7 @@ def by_epoch(marks: list[Mark]) -> dict[int, list[Mark]]:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.long
 def test_a_session_is_stored_and_runs_on(lab: Lab) -> None:
     session = walking(lab, "stored", 0.01, spec=OFTEN)
     node = session.node

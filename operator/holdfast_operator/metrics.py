@@ -40,6 +40,14 @@ CONTACT_AGE: Final = Gauge(
     "holdfast_watch_contact_age_seconds", "Since each watch last heard from the API server.",
     ["watch"], registry=REGISTRY,
 )  # fmt: skip
+SAID: Final = Counter(
+    "holdfast_events", "What was said of sessions, by the event's reason: Moved, NotMoved, …",
+    ["reason"], registry=REGISTRY,
+)  # fmt: skip
+CONNECTIONS_CUT: Final = Counter(
+    "holdfast_connections_cut", "Connections to the outside that no move brought along.",
+    registry=REGISTRY,
+)  # fmt: skip
 EVICTIONS: Final = Counter(
     "holdfast_evictions", "Evictions of pods that look like a session's, by answer.", ["answer"],
     registry=REGISTRY,

@@ -173,6 +173,9 @@ class Reconcile:
         session = seen.session
         if not self._recent.first(session.uid, saying, seen.now):
             return
+        metrics.SAID.labels(saying.reason.value).inc()
+        if saying.reason is Said.CONNECTIONS_CUT and seen.lease is not None:
+            metrics.CONNECTIONS_CUT.inc(len(seen.lease.cut))
         body = events.manifest(session, saying, seen.wall, self._instance)
         for _attempt in range(2):
             try:

@@ -3,6 +3,7 @@ lost, and with each write not sent: it ends the same, and never do two incarnati
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 from holdfast_kube.client import CHECKPOINTS, LEASES, PODS, SESSIONS
+from holdfast_operator import metrics, names
 from operator_kit import KEY, Mishap, World, session_object
 
 Story = Callable[[World], Awaitable[None]]
+CUT_TOTAL = "holdfast_connections_cut_total"
 
 
 async def starts(world: World) -> None:
@@ -289,3 +292,21 @@ async def test_an_idle_session_costs_no_write(story: Story) -> None:
     before = list(world.api.writes)
     await world.run(600)
     assert world.api.writes == before
+
+
+async def test_a_move_and_what_it_cut_are_counted() -> None:
+    def counted(name: str, **labels: str) -> float:
+        return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
+
+    moved, cut = counted("holdfast_events_total", reason="Moved"), counted(CUT_TOTAL)
+    world = World()
+    await its_node_is_drained(world)
+    assert counted("holdfast_events_total", reason="Moved") == moved + 1
+    assert counted(CUT_TOTAL) == cut
+    lease = world.api.one(LEASES)
+    assert lease is not None
+    ends = [["10.1.0.2:5000", "10.9.9.9:443"], ["10.1.0.2:5001", "10.9.9.9:443"]]
+    lease["metadata"]["annotations"][names.CUT] = json.dumps(ends)
+    world.api.touch(lease)
+    await world.run(60)
+    assert counted(CUT_TOTAL) == cut + 2

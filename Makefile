@@ -111,6 +111,7 @@ E2E = $(BIN)/pytest --timeout 600 -o cache_dir=build/e2e/cache e2e -v --duration
 .PHONY: e2e
 e2e: setup ## all tests on a real cluster (root); T= selects; build/e2e/report.json
 	@scripts/need $$($(BIN)/python -m e2e.cluster tools)
+	@$(BIN)/python -m e2e.cluster build
 	$(if $(T),,@rm -f build/e2e/report.json)
 	@failed=0; \
 	  $(E2E) -m 'not timed' -n $(CLUSTERS) --dist loadgroup || $(NONE_SELECTED) || failed=1; \

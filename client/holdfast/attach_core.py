@@ -43,6 +43,8 @@ MAX_UNACKED: Final = 1 << 20
 # A sidecar that restarts is back before most people notice; do not flicker for it.
 QUIET_SECONDS: Final = 1.5
 _BACKOFF: Final = (0.05, 2.0)
+# What a session says it does when it takes no input; one that moves goes, and is found elsewhere.
+_BUSY: Final = {"moving": "is moving to another node", "saving": "is being stored"}
 # Above every number an input gets, and every number of the overlay's.
 _LAST_SEQ_REQUEST: Final = 1 << 50
 _CTRL_C: Final = Key(ord("c"), ctrl=True)
@@ -124,6 +126,7 @@ class AttachCore:
         self._attempts = 0
         self._retry_at = 0.0
         self._away_since = 0.0
+        self._busy, self._busy_since = "", 0.0
         self._reason = ""
         self._exit: dict[str, Any] | None = None
         self._last_seq: int | None = None
@@ -145,11 +148,17 @@ class AttachCore:
             times += [self._overlay.wakeup()]
         if self.phase is Phase.AWAY:
             times += [self._retry_at]
-        if self.phase in _CUT_OFF and self._overlay.hidden:
-            times += [self._away_since + QUIET_SECONDS]
+        if self._overlay.hidden:
+            times += [self._notice_at()]
         if self._scanner.holding:
             times += [self._scanner.held_since + HOLD_SECONDS]
         return min((moment for moment in times if moment is not None), default=None)
+
+    def _notice_at(self) -> float | None:
+        """When it is time to say why nothing happens."""
+        if self._busy:
+            return self._busy_since + QUIET_SECONDS
+        return self._away_since + QUIET_SECONDS if self.phase in _CUT_OFF else None
 
     # -- the connection
 
@@ -269,11 +278,11 @@ class AttachCore:
 
     def tick(self, now: float) -> list[Action]:
         actions = self._input(self._scanner.expire(now), now)
-        if self.phase in _CUT_OFF:
-            if now >= self._away_since + QUIET_SECONDS and self._overlay.hidden:
-                actions += self._say_away()
-            if self.phase is Phase.AWAY and now >= self._retry_at:
-                actions.append(Connect())
+        notice_at = self._notice_at()
+        if notice_at is not None and now >= notice_at and self._overlay.hidden:
+            actions += self._say_away()
+        if self.phase is Phase.AWAY and now >= self._retry_at:
+            actions.append(Connect())
         elif self.phase is Phase.LIVE:
             actions += _show(self._overlay.expire(now))
             if request := self._overlay.request(now):
@@ -325,7 +334,7 @@ class AttachCore:
         self._enter(Phase.LIVE)
         self._session_id = session_id
         self._session_size = _size(body, self._session_size)
-        self._attempts, self._reason = 0, ""
+        self._attempts, self._reason, self._busy = 0, "", ""
         undelivered = self._forget() if again and anew else 0
         state = body.get("state")
         if isinstance(state, dict) and state.get("activity") == "ended":
@@ -371,6 +380,11 @@ class AttachCore:
             case {"kind": "ended"} | {"kind": "state", "activity": "ended"}:
                 self._exit = body.get("exit") or {}
                 return self._ending(self._exit) if self.phase is Phase.LIVE else []
+            case {"kind": "moving" | "saving" as kind}:
+                self._busy, self._busy_since = _BUSY[kind], now
+            case {"kind": "stayed"}:
+                self._busy = ""
+                self._overlay.repair(now)
             case {"kind": "answer", "result": result}:
                 if not isinstance(result, dict):
                     return []
@@ -408,7 +422,9 @@ class AttachCore:
         columns, rows = self._size
         name = self._settings.name
         waiting = f"connection to {name} lost, reconnecting…"
-        if self._reason:
+        if self._busy:
+            waiting = f"{name} {self._busy}…"
+        elif self._reason:
             waiting = f"reconnecting to {name}…"
         text = waiting if self._session_id else f"waiting for {name}…"
         if keys := spell(self._settings.keys):

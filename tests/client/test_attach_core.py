@@ -245,19 +245,47 @@ def test_backoff_and_notice() -> None:
     assert 4 <= sum(isinstance(action, Connect) for action in late) <= 12
 
 
+def painted_over(machine: AttachCore, now: float) -> bytes:
+    """It asks what is under its notice, and is told."""
+    (request,) = sent(machine.tick(now))
+    assert isinstance(request, Control)
+    assert request.body["kind"] == "screen"
+    lines = "\n".join(f"row {n}" for n in range(24))
+    body = {"kind": "answer", "id": request.body["id"], "result": {"seq": 100, "text": lines}}
+    return shown(machine.received(Control(body), now + 0.1))
+
+
 def test_a_notice_is_painted_over_after_a_quiet_resume() -> None:
     machine = live()
     machine.lost(10.0)
     ticks_until(machine, 13.0)
     machine.connected()
     machine.received(answer(100, resumed=True), 13.0)
-    (request,) = sent(machine.tick(13.0))
-    assert isinstance(request, Control)
-    assert request.body["kind"] == "screen"
-    lines = "\n".join(f"row {n}" for n in range(24))
-    body = {"kind": "answer", "id": request.body["id"], "result": {"seq": 100, "text": lines}}
-    assert b"\x1b[24;1H\x1b[0m\x1b[2Krow 23" in shown(machine.received(Control(body), 13.1))
+    assert b"\x1b[24;1H\x1b[0m\x1b[2Krow 23" in painted_over(machine, 13.0)
     assert shown(machine.received(Output(100, b"more"), 13.2)) == b"more"
+
+
+def test_a_session_on_the_move_is_told_from_a_lost_connection() -> None:
+    machine = live()
+    machine.received(Control({"kind": "moving"}), 10.0)
+    assert shown(ticks_until(machine, 10.0 + QUIET_SECONDS - 0.01)) == b"", "most take no longer"
+    machine.lost(10.5)
+    said = shown(ticks_until(machine, 12.0))
+    assert said.count("build is moving to another node…".encode()) == 1
+    machine.connected()
+    machine.received(answer(100, resumed=True), 12.5)
+    assert b"row 23" in painted_over(machine, 12.5)
+    machine.lost(20.0)
+    assert b"lost, reconnecting" in shown(ticks_until(machine, 22.0))
+
+
+def test_a_session_that_stayed_after_all() -> None:
+    machine = live()
+    machine.received(Control({"kind": "saving"}), 10.0)
+    assert b"build is being stored" in shown(ticks_until(machine, 12.0))
+    machine.received(Control({"kind": "stayed"}), 13.0)
+    assert b"row 23" in painted_over(machine, 13.0)
+    assert shown(ticks_until(machine, 30.0)) == b""
 
 
 def test_output_under_a_notice_asks_for_a_fresh_picture() -> None:

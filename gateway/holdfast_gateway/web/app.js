@@ -11,6 +11,8 @@ const byId = (id) => document.getElementById(id);
 const LIST_EVERY_MS = 3000;
 // Half a second of trouble is not worth a word: a restarted sidecar is back by then.
 const QUIET_MS = 500;
+// What a session says it does when it takes no input.
+const BUSY = { moving: 'Moving to another node…', saving: 'Being stored…' };
 
 const world = {
   WebSocket,
@@ -136,6 +138,8 @@ class Attachment {
     if (body.kind === 'clients') this.#showClients(body.clients ?? [], body.lead);
     else if (body.kind === 'state') this.#showState(body.state ?? body);
     else if (body.kind === 'ended') this.#showState({ activity: 'ended', exit: body.exit });
+    else if (Object.hasOwn(BUSY, body.kind)) view.showNotice({ text: BUSY[body.kind], spin: true });
+    else if (body.kind === 'stayed') view.showNotice(null);
     else if (body.kind === 'title') {
       this.#title = body.title ?? '';
       this.showName();

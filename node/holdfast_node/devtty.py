@@ -58,10 +58,10 @@ def resolve(images: Path, keeper: int) -> None:
         if master not in known:
             raise _refused(holders[tty.id][0], "that is not the session's")
         if slave not in known:  # nobody has it open by its own name
-            file = _named(index, keeper, 1 + max(file.id for file in files))
+            file = fdinfo_pb2.file_entry(id=1 + max(file.id for file in files))
+            known[slave] = _name(file, tty, blank, keeper, index)
             files.append(file)
             paths[slave] = file.id
-            known[slave] = _slave(blank, index, keeper)
         tty.tty_info_id, tty.regf_id = slave, paths[slave]
     criu_rpc.rewrite(images / _FILES, files)
     criu_rpc.rewrite(images / _INFOS, known.values())
@@ -71,9 +71,10 @@ def _holders(images: Path, keeper: int) -> dict[int, tuple[int, int]]:
     """For each file of CRIU's: a process that has it, by its host PID, and its descriptor."""
     found = {}
     for pid in freezer.descendants(keeper):
-        [ids] = criu_rpc.entries(
-            images / f"ids-{containers.inner_pid(pid)}.img", core_pb2.task_kobj_ids_entry
-        )
+        path = images / f"ids-{containers.inner_pid(pid)}.img"
+        if not path.exists():  # of one that has ended, and waits for its parent
+            continue
+        [ids] = criu_rpc.entries(path, core_pb2.task_kobj_ids_entry)
         path = images / f"fdinfo-{ids.files_id}.img"
         for entry in criu_rpc.entries(path, fdinfo_pb2.fdinfo_entry):
             found[entry.id] = (pid, int(entry.fd))
@@ -94,29 +95,20 @@ def _index(pid: int, number: int) -> int:
     return os.minor(device)
 
 
-def _slave(blank: Any, index: int, keeper: int) -> Any:
-    """All but what it is called is known from the blank."""
-    found = _lstat(keeper, index)
+def _name(file: Any, tty: Any, blank: Any, keeper: int, index: int) -> Any:
+    """Makes the name's own entry of `file`, and returns what CRIU would know of that terminal."""
+    named = f"/dev/pts/{index}"
+    found = Path(f"/proc/{keeper}/root{named}").lstat()
+    file.type = fdinfo_pb2.REG
+    file.reg.id, file.reg.name, file.reg.mode = file.id, named, found.st_mode
+    file.reg.flags, file.reg.pos = tty.flags, 0
+    file.reg.fown.CopyFrom(tty.fown)
     made = tty_pb2.tty_info_entry()
     made.CopyFrom(blank)
     made.id, made.type, made.pty.index = 2 * index, tty_pb2.PTY, index
-    made.rdev, made.dev, made.uid, made.gid = (
-        found.st_rdev, found.st_dev, found.st_uid, found.st_gid,
-    )  # fmt: skip
+    made.rdev, made.dev = found.st_rdev, found.st_dev
+    made.uid, made.gid = found.st_uid, found.st_gid
     return made
-
-
-def _named(index: int, keeper: int, number: int) -> Any:
-    made = fdinfo_pb2.file_entry(type=fdinfo_pb2.REG, id=number)
-    made.reg.id, made.reg.name = number, f"/dev/pts/{index}"
-    made.reg.mode = _lstat(keeper, index).st_mode
-    made.reg.flags, made.reg.pos = os.O_RDWR, 0
-    made.reg.fown.SetInParent()
-    return made
-
-
-def _lstat(keeper: int, index: int) -> os.stat_result:
-    return Path(f"/proc/{keeper}/root/dev/pts/{index}").lstat()
 
 
 def _refused(pid: int, which: str) -> DumpFailed:

@@ -34,9 +34,7 @@ def ttys(session: Session) -> list[str]:
 
 @pytest.mark.parametrize("uid", [0, 1000])
 @pytest.mark.parametrize("shell", SHELLS)
-async def test_a_shell_with_its_jobs(
-    bench: kit.Lab, engine: Engine, shell: str, uid: int
-) -> None:
+async def test_a_shell_with_its_jobs(bench: kit.Lab, engine: Engine, shell: str, uid: int) -> None:
     session = Session(furnished(bench.container("a", *SHELLS[shell], uid=uid)))
     session.typist.type("sleep 1000 & x=kept; echo re''ady\n")
     session.typist.until("ready")
@@ -127,7 +125,7 @@ async def test_of_two_terminals_each_its_own(bench: kit.Lab, engine: Engine) -> 
     await move(engine, session, target, bench.images())
     target.typist.type("readlink /proc/$$/fd/10; stty size; sleep 3000\n")
     target.typist.until("/dev/pts/1")
-    target.typist.until("99")
+    target.typist.until("0 99")
     kit.until(lambda: "sleep" in names(target), "a job in the foreground")
     target.typist.type("\x1a")
     target.typist.until("Stopped")
@@ -140,27 +138,43 @@ def names(target: Target) -> list[str]:
 
 
 GONE = """
-import os, time
+import os, signal, time
 master, slave = os.openpty()
+reading, writing = os.pipe()
 if os.fork() == 0:
     os.login_tty(slave)
-    import signal
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     held = os.open("/dev/tty", os.O_RDWR)
     os.closerange(0, 3)
     os.close(master)
+    os.write(writing, b"x")
     time.sleep(1000)
+os.read(reading, 1)
 os.close(slave)
-time.sleep(1)
 os.close(master)
+print("got=" + input("ready? "))
+"""
+MANY = """
+import os
+held = [os.open("/dev/tty", os.O_RDWR) for _ in range(65)]
 print("got=" + input("ready? "))
 """
 
 
-async def test_one_that_is_gone_is_named(bench: kit.Lab, engine: Engine) -> None:
-    session = Session(bench.container("a", "python3", "-c", GONE))
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        (GONE, r"process 303 \(python3\) has /dev/tty open, of a terminal that is gone"),
+        (MANY, r"process 302 \(python3\) has /dev/tty open, of which no more than 64"),
+    ],
+    ids=["gone", "many"],
+)
+async def test_what_cannot_be_moved_is_named(
+    bench: kit.Lab, engine: Engine, program: str, says: str
+) -> None:
+    session = Session(bench.container("a", "python3", "-c", program))
     session.typist.until("ready? ")
-    with pytest.raises(DumpFailed, match=r"process 303 \(python3\) has /dev/tty open, of a term"):
+    with pytest.raises(DumpFailed, match=says):
         async with dumped(engine, session, bench.images()):
             pass
     engine.freezer(session.container.hold).thaw()

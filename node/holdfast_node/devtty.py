@@ -3,9 +3,9 @@
 dash and busybox's sh hold it open at their prompt, and pagers do. Opening it gives the terminal
 that controls who opens, and of the name the kernel keeps no more than the path. CRIU would open it
 by that name again, in a process that may not have its terminal yet, and so refuses nearly every
-tree that has one (tty_verify_ctty). Here CRIU is told that `/dev/tty` is somebody else's, and leaves
-blanks. While the tree stands frozen the kernel is asked which terminal each one is, and the images
-then have that one's slave side: it reads, writes and obeys as before.
+tree that has one (tty_verify_ctty). Here CRIU is told that `/dev/tty` is somebody else's, and
+leaves blanks. While the tree stands frozen the kernel is asked which terminal each one is, and the
+images then have that one's slave side: it reads, writes and obeys as before.
 
 Invariant: images that leave the engine have no blank; what cannot be filled in is a DumpFailed.
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e import engine_kit as kit
+from e2e.engine_lazy import lazily
 from e2e.engine_session import Session, Target, bench, dumped, engine, move, node, tidy
 from holdfast_node import containers
 from holdfast_node.engine import Engine
@@ -65,9 +66,41 @@ def foreground(target: Target) -> str:
     command = containers.command_of(keeper)
     stat = Path(f"/proc/{command}/stat").read_text().rpartition(")")[2].split()
     group = int(stat[5])
-    if group == containers.inner_pid(command) or group == command:
-        return "shell"
-    return containers.name(group)
+    return "shell" if group == command else containers.name(group)
+
+
+async def test_a_shell_whose_memory_follows(bench: kit.Lab, engine: Engine) -> None:
+    session = Session(bench.container("a", "dash", "-i"))
+    session.typist.type("x=kept; echo re''ady\n")
+    session.typist.until("ready")
+    target = Target(bench.container("b"))
+    async with lazily(engine, session, target, bench.images()) as following:
+        target.typist.type("echo $x; cat\n")
+        target.typist.until("kept")
+        await following.all_came()
+    kit.until(lambda: foreground(target) == "cat", "it runs in the foreground")
+    target.typist.type("\x03")
+    kit.until(lambda: foreground(target) == "shell", "the shell has the terminal back")
+
+
+async def test_one_that_is_stored_runs_on_and_moves_twice(bench: kit.Lab, engine: Engine) -> None:
+    session = Session(bench.container("a", "dash", "-i"))
+    session.typist.type("x=kept; echo re''ady\n")
+    session.typist.until("ready")
+    async with dumped(engine, session, bench.images()) as cage:
+        cage.thaw()
+    assert ttys(session) == ["/dev/pts/0", "/dev/tty"]
+    session.typist.type("echo again-$x\n")
+    session.typist.until("again-kept")
+    there, back = Target(bench.container("b")), Target(bench.container("c"))
+    await move(engine, session, there, bench.images())
+    session.container = there.container
+    await move(engine, session, back, bench.images())
+    back.typist.type("echo back-$x; cat\n")
+    back.typist.until("back-kept")
+    kit.until(lambda: foreground(back) == "cat", "it runs in the foreground")
+    back.typist.type("\x03")
+    kit.until(lambda: foreground(back) == "shell", "the shell has the terminal back")
 
 
 HOLDS = """

@@ -9,11 +9,15 @@ import pytest
 
 from e2e.lab import Lab, Session, until
 from e2e.movers import await_agents, checkpoint, cordoned, move
+from stuck_kit import USERFAULTFD_CALL
 
 SAID_WITHIN: Final = 60.0
 READY: Final = "rea''dy"  # as it is typed; the screen has it whole when it runs
 
-ON_TTY: Final = f"python3 -c \"held = open('/dev/tty'); print('{READY}'); held.readline()\""
+FAULTING: Final = (
+    f'python3 -c "import ctypes; ctypes.CDLL(None).syscall({USERFAULTFD_CALL}, 1); '
+    f"print('{READY}'); input()\""
+)
 TRACER: Final = """
 import ctypes, os, sys
 child = os.fork()
@@ -37,19 +41,19 @@ def movable(session: Session, status: str, reason: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(240)
-def test_what_reads_the_keyboard_is_named_and_forgotten(lab: Lab) -> None:
+def test_what_cannot_be_moved_is_named_and_forgotten(lab: Lab) -> None:
     await_agents(lab)
-    session = lab.session("pager", "bash", "--norc")
+    session = lab.session("stuck", "bash", "--norc")
     movable(session, "True", "AgentReady")
-    session.type(ON_TTY)
+    session.type(FAULTING)
     session.await_text("ready")
     began = time.monotonic()
     message = movable(session, "False", "Blocked")["message"]
     lab.report["movable_said_seconds"] = round(time.monotonic() - began, 1)
-    assert "(python3) has /dev/tty open" in message
+    assert "(python3) has a userfaultfd open" in message
     told = lab.kubectl("describe", "session", session.name)
-    assert "(python3) has /dev/tty open" in told
-    assert "quit the program" in told
+    assert "(python3) has a userfaultfd open" in told
+    assert "close it or end the program" in told
     assert checkpoint(session) == {}, "nobody tried to move it"
     session.type("go on")
     movable(session, "True", "AgentReady")

@@ -152,6 +152,7 @@ class Case:
     begin: Callable[[Session], object] = lambda _: None
     end: Callable[[Session], object] = lambda session: session.type("check")
     steady: bool = True  # its processes are the same all the time
+    image: str = ""  # else the workbench
     session: Session = field(init=False)
     before: dict[int, Process] = field(init=False)
 
@@ -195,6 +196,18 @@ def in_tmux(session: Session) -> None:
     session.type("echo inner-$((6*7))")
 
 
+def in_busybox(session: Session) -> None:
+    """Job control as before."""
+    session.type("echo kept-$x; sleep 1001")
+    session.await_text("kept-42")
+    keys("", "C-z")(session)
+    session.await_text("Stopped")
+    session.type("fg")
+    until(lambda: session.screen().count("sleep 1001") == 3, "it is in the foreground again")
+    keys("", "C-c")(session)
+    session.type("echo over-$?")
+
+
 BUILT_WITHIN: Final = 90.0
 SHELL: Final = ("bash", "--norc")
 ECHO: Final = "python3", "-u", "-c"
@@ -228,6 +241,9 @@ CASES: Final = (
          typing("make -j2 >log 2>&1 & sleep 3; ls f1.o && echo be''gun"),
          typing("wait %1; echo built-$?-$(ls *.o | wc -l)-$(sort -u epochs | tr -d '[:space:]')"),
          steady=False),
+    # Its shell holds /dev/tty open.
+    Case("busybox", ("sh",), "begun", r"kept-42\n(.*\n)*.*Stopped(.*\n)*.*over-130",
+         typing("x=42; sleep 1000 & echo be''gun"), in_busybox, image=build.BUSYBOX),
 )  # fmt: skip
 
 
@@ -243,7 +259,7 @@ def workbench(lab: Lab) -> str:
 def test_a_drain_moves_all_that_people_have_open(lab: Lab, workbench: str) -> None:
     node = lab.away()
     for case in CASES:
-        case.session = lab.begin(case.name, *case.command, image=workbench, node=node)
+        case.session = lab.begin(case.name, *case.command, image=case.image or workbench, node=node)
     at_once(lambda case: begun(case, node))
     with draining(lab, node) as drain:
         drain.succeeds()

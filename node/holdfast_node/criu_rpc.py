@@ -11,7 +11,7 @@ import itertools
 import mmap
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -27,6 +27,7 @@ SEIZE_SECONDS: Final = 5  # the tree is frozen already, so this takes millisecon
 GHOST_LIMIT: Final = 64 << 20
 _LAZY, _PRESENT = 2, 4  # of a pagemap's entry
 _WIPE_ON_FORK: Final = 18  # as madvise numbers it
+_MAGIC: Final = 8  # bytes
 
 
 class Kind(Enum):
@@ -74,15 +75,18 @@ def _answer(response: Any) -> Answer:
     )
 
 
-def dump_request(keeper: int, images: str, freezer: str, *, lazy: bool = False) -> bytes:
+def dump_request(
+    keeper: int, images: str, freezer: str, external: list[str], *, lazy: bool = False
+) -> bytes:
     """`keeper` as its container numbers it. The tree is left alive, frozen by its cgroup: CRIU
-    freezes what it found frozen before it lets go of it."""
+    freezes what it found frozen before it lets go of it. `external`: what is not CRIU's to know."""
     request = _request(Kind.DUMP, images)
     request.opts.pid = keeper
     request.opts.leave_running = True
     request.opts.timeout = SEIZE_SECONDS
     request.opts.freeze_cgroup = freezer
     request.opts.lazy_pages = lazy
+    request.opts.external.extend(external)
     return bytes(request.SerializeToString())
 
 
@@ -115,7 +119,7 @@ def _request(kind: Kind, images: str) -> Any:
 def pids_in(images: Path) -> frozenset[int]:
     """Every number that a dumped tree needs free where it is restored."""
     found: set[int] = set()
-    for entry in _entries(images / "pstree.img", pstree_pb2.pstree_entry):
+    for entry in entries(images / "pstree.img", pstree_pb2.pstree_entry):
         found.update((entry.pid, entry.pgid, entry.sid), entry.threads)
     return frozenset(found - {0})
 
@@ -124,7 +128,7 @@ def addresses_in(images: Path) -> frozenset[str]:
     """The addresses of their own that a dumped tree's sockets have, and that CRIU gives them again:
     not the loopback ones, which are everywhere, nor those that stand for all."""
     found = set()
-    for entry in _entries(images / "files.img", fdinfo_pb2.file_entry):
+    for entry in entries(images / "files.img", fdinfo_pb2.file_entry):
         if entry.HasField("isk") and entry.isk.src_addr:
             size = 4 if entry.isk.family == socket.AF_INET else 16
             packed = struct.pack(f"={len(entry.isk.src_addr)}I", *entry.isk.src_addr)[:size]
@@ -140,7 +144,7 @@ def lazy_in(images: Path) -> list[tuple[int, int, int]]:
     found = []
     for path in sorted(images.glob("pagemap-[0-9]*.img")):
         pid = int(path.stem.removeprefix("pagemap-"))
-        for entry in itertools.islice(_entries(path, pagemap_pb2.pagemap_entry), 1, None):
+        for entry in itertools.islice(entries(path, pagemap_pb2.pagemap_entry), 1, None):
             if entry.flags & _LAZY and not entry.flags & _PRESENT:
                 pages = entry.nr_pages or entry.compat_nr_pages
                 found.append((pid, int(entry.vaddr), pages * mmap.PAGESIZE))
@@ -152,7 +156,7 @@ def wiped_in(images: Path) -> list[tuple[int, int, int]]:
     found = []
     for path in sorted(images.glob("mm-[0-9]*.img")):
         pid = int(path.stem.removeprefix("mm-"))
-        for entry in _entries(path, mm_pb2.mm_entry):
+        for entry in entries(path, mm_pb2.mm_entry):
             found += [
                 (pid, int(vma.start), int(vma.end - vma.start))
                 for vma in entry.vmas
@@ -161,11 +165,18 @@ def wiped_in(images: Path) -> list[tuple[int, int, int]]:
     return found
 
 
-def _entries(path: Path, kind: Any) -> Iterator[Any]:
+def entries(path: Path, kind: Any) -> Iterator[Any]:
     """An image is two magic numbers, and messages with their length before them."""
     data = path.read_bytes()
-    place = 8
+    place = _MAGIC
     while place < len(data):
         (length,) = struct.unpack_from("=I", data, place)
         yield kind.FromString(data[place + 4 : place + 4 + length])
         place += 4 + length
+
+
+def rewrite(path: Path, messages: Iterable[Any]) -> None:
+    """Puts these into an image in the place of its own."""
+    texts = [message.SerializeToString() for message in messages]
+    magic = path.read_bytes()[:_MAGIC]
+    path.write_bytes(magic + b"".join(struct.pack("=I", len(text)) + text for text in texts))

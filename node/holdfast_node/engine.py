@@ -25,7 +25,7 @@ from pathlib import Path
 
 from holdfast_wire.errors import HoldfastError, Internal, Unavailable
 
-from . import connections, containers, criu_rpc, failure, freezer, lazy, pager
+from . import connections, containers, criu_rpc, devtty, failure, freezer, lazy, pager
 from .containers import Terminal
 from .criu_rpc import Answer, Kind
 from .entering import Entered, Place, enter
@@ -75,12 +75,14 @@ class Dumping:
             containers.inner_pid(self.keeper),
             self.entered.images,
             self.entered.freezer,
+            devtty.external(self.keeper),
             lazy=self.lazy,
         )
         with _noted(self.images, self.notes):
             answer = await _converse(self.entered, request)
         if answer is None or not answer.success:
             raise await _failed(DumpFailed, self.images, Kind.DUMP, answer)
+        await asyncio.to_thread(devtty.resolve, self.images, self.keeper)
         pids = await asyncio.to_thread(criu_rpc.pids_in, self.images)
         return Dumped(pids, _size(self.images), (time.monotonic() - began) * 1000)
 

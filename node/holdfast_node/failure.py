@@ -84,8 +84,13 @@ TELLING: Final = (
     ),
     _telling(
         r"ctty inheritance detected sid/pgrp \d+(?:.*ctty pid_real (?P<pid>\d+))?",
-        "has /dev/tty open, which cannot be moved",
-        "quit the program that reads the keyboard this way, often a pager such as less",
+        "has a device such as /dev/tty open that is not the container's own",
+        _CLOSE,
+    ),
+    _telling(
+        r"Too many external terminals",
+        "has /dev/tty open, of which no more than 64 can be moved in one session",
+        "end some of the programs that have, such as shells, and move the session then",
     ),
     _telling(r"Can't dump ghost file (?P<path>.*) of (?P<size>\d+) size", _size, _CLOSE),
     _telling(

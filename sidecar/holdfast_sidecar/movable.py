@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -26,7 +26,6 @@ _ESCAPE: Final = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
 )
 
-_TTY: Final = "char 5:0"
 # Null and its like; terminals, virtual, auxiliary, serial and pseudo.
 _MOVABLE_MAJORS: Final = frozenset({1, 4, 5, 188, 204, *range(128, 144)})
 _MOVABLE: Final = frozenset({"char 10:200", "char 10:235"})  # tun, autofs
@@ -49,7 +48,6 @@ _SECRET: Final = "/secretmem (deleted)"  # noqa: S105 - memory, made by memfd_se
 _PROTOCOLS: Final = frozenset(
     {"MPTCP", "MPTCPv6", "SCTP", "SCTPv6", "DCCP", "DCCPv6", "AF_VSOCK", "ALG", "TIPC"}
 )
-_SHELLS_ON_TTY: Final = frozenset({"ash", "busybox", "dash", "sh"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +73,9 @@ def blockers(graph: Graph) -> list[Blocker]:
         if process.own_users and process.ppid not in sandboxed:
             what = "is in a user namespace of its own, as sandboxes make them"
             found[process.pid, what] = _blocker(process, what, "end the sandboxed program")
-        for what, advice in _held(process):
-            found.setdefault((process.pid, what), _blocker(process, what, advice))
+        for held in filter(None, map(_open, process.fds)):
+            what = f"has {held} open, which cannot be moved"
+            found.setdefault((process.pid, what), _blocker(process, what, _CLOSE))
     return list(found.values())
 
 
@@ -95,25 +94,9 @@ def _traced(tracer: int, names: dict[int, str]) -> tuple[str, str]:
     return f"is being traced by {by}", "end the debugger or tracer"
 
 
-def _held(process: Process) -> Iterator[tuple[str, str]]:
-    for descriptor in process.fds:
-        if (what := _open(descriptor)) is None:
-            continue
-        on_tty = what.startswith("/dev/tty")
-        yield f"has {what} open, which cannot be moved", _off_tty(process) if on_tty else _CLOSE
-
-
-def _off_tty(process: Process) -> str:
-    if process.name in _SHELLS_ON_TTY:
-        return "this shell always has; let the session run bash or zsh instead"
-    return "quit the program that reads the keyboard this way, often a pager such as less"
-
-
 def _open(descriptor: Descriptor) -> str | None:
     """What this is, if it cannot be moved."""
     target, device = descriptor.target, descriptor.device
-    if device == _TTY or (device is None and target == "/dev/tty"):
-        return "/dev/tty"
     if device is not None:
         return None if _is_movable(device) else f"the device {target}"
     if match := _ANONYMOUS_NAME.fullmatch(target):

@@ -19,7 +19,7 @@ LOGS = Path(__file__).parent / "logs"
         ("memfd_secret", "has secret memory"),
         ("netlink", "has an unread answer from the kernel"),
         ("outerunix", "is connected by a Unix socket to a process outside"),
-        ("tty", "has /dev/tty open"),
+        ("tty", "has a device such as /dev/tty open"),
         ("uffd", "has something open that cannot be moved: userfaultfd"),
         ("userns", "is in a user namespace of its own"),
         ("vsock", "has a socket of family VSOCK open"),

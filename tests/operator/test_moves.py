@@ -165,8 +165,8 @@ def test_connections_that_did_not_come_along_are_said() -> None:
         assert "cutConnections" not in status.status_of(odd, Wait())
 
 
-TTY = {"pid": 41, "command": "less", "what": "has /dev/tty open", "advice": "quit it"}
-TOLD = json.dumps([TTY])
+KVM = {"pid": 41, "command": "qemu", "what": "has /dev/kvm open", "advice": "quit it"}
+TOLD = json.dumps([KVM])
 STUCK = lease(started="1", blockers=TOLD)
 
 
@@ -200,7 +200,7 @@ def movable_of(picture: Observed) -> dict[str, Any]:
 
 def test_what_blocks_a_move_is_said_with_what_to_do() -> None:
     message = movable_of(moving(lease=STUCK, node=OPEN))["message"]
-    assert "process 41 (less) has /dev/tty open; quit it" in message
+    assert "process 41 (qemu) has /dev/kvm open; quit it" in message
     odd = [{"pid": 7, "command": "\x1b]0;x\x07vi", "what": "\x1b[2Jy" * 999, "advice": "\u202e"}]
     hostile = moving(lease=lease(started="1", blockers=json.dumps(odd * 50)), node=OPEN)
     message = movable_of(hostile)["message"]
@@ -218,7 +218,7 @@ def test_what_blocks_a_move_is_news_once_and_so_is_its_end() -> None:
     before, after = status.status_of(free, Wait()), status.status_of(stuck, Wait())
     (said,) = [one for one in events.between(before, after) if "MOV" in one.reason.name]
     assert (said.reason, said.warning) == (Said.NOT_MOVABLE, False)
-    assert "process 41 (less)" in said.message
+    assert "process 41 (qemu)" in said.message
     assert not [one for one in events.between(after, after) if "MOV" in one.reason.name]
     (said,) = [one for one in events.between(after, before) if "MOV" in one.reason.name]
     assert said.reason is Said.MOVABLE

@@ -153,12 +153,12 @@ async def test_work_is_written_every_half_minute_at_most() -> None:
 
 async def test_what_blocks_a_move_is_written_at_once_and_taken_back() -> None:
     world = await running()
-    stuck = {"pid": 41, "command": "less", "what": "has /dev/tty open", "advice": "quit it"}
+    stuck = {"pid": 41, "command": "qemu", "what": "has /dev/kvm open", "advice": "quit it"}
     note(world, blockers=json.dumps([stuck]))
     await world.run(2)
     movable = world.condition("Movable")
     assert (movable["status"], movable["reason"]) == ("False", "Blocked")
-    assert "process 41 (less) has /dev/tty open; quit it" in movable["message"]
+    assert "process 41 (qemu) has /dev/kvm open; quit it" in movable["message"]
     await world.run(60)
     assert world.api.said() == ["Started", "NotMovable"]
     note(world, blockers="[]")

@@ -31,11 +31,10 @@ _WAIT: Final = """
 print("up", flush=True)
 input()
 """
-_USERFAULTFD: Final = 323 if platform.machine() == "x86_64" else 282
+USERFAULTFD_CALL: Final = 323 if platform.machine() == "x86_64" else 282
 
-TTY: Final = TOOLS + "held = os.open('/dev/tty', os.O_RDWR)" + _WAIT
 RING: Final = TOOLS + "call(425, 4, ctypes.create_string_buffer(120))" + _WAIT
-USERFAULTFD: Final = TOOLS + f"call({_USERFAULTFD}, 1)" + _WAIT
+USERFAULTFD: Final = TOOLS + f"call({USERFAULTFD_CALL}, 1)" + _WAIT
 TRACER: Final = TOOLS + "trace()" + _WAIT
 VSOCK: Final = f"""{TOOLS}
 try:
@@ -46,7 +45,7 @@ except OSError as error:
 # None of these is in the way of a move.
 HARMLESS: Final = f"""{TOOLS}
 import select
-held = [open("/dev/" + name) for name in ("null", "zero", "full", "urandom")]
+held = [open("/dev/" + name) for name in ("null", "zero", "full", "urandom", "tty")]
 held += [select.epoll(), os.eventfd(0), os.pidfd_open(os.getpid()), socket.socket(),
          socket.socket(socket.AF_NETLINK, socket.SOCK_RAW), *socket.socketpair(), *os.openpty(),
          os.memfd_create("x"), libc.inotify_init()]

@@ -248,6 +248,12 @@ static void on_term(struct session *s)
     control_event(text);
 }
 
+void session_heed(struct session *s)
+{
+    if (s->lingering && !s->exited)
+        take_term(s);
+}
+
 static void read_signals(struct session *s)
 {
     struct signalfd_siginfo info;

@@ -130,6 +130,7 @@ void session_freeze(struct session *s, struct freeze_result *result);
 void session_set_deadline(struct session *s, uint64_t boot_ns);
 void session_thaw(struct session *s);
 void session_end(struct session *s, uint64_t grace_ms, int by);
+void session_heed(struct session *s);   /* the SIGTERM that was put off, if one was */
 
 /* control.c: the socket and its connections */
 struct pollfd;

@@ -155,6 +155,12 @@ static void on_collected(struct session *s, struct connection *c)
     answer_ok(c);
 }
 
+static void on_heed(struct session *s, struct connection *c)
+{
+    session_heed(s);
+    answer_ok(c);
+}
+
 static bool read_number(const char *word, uint64_t *value)
 {
     if (!isdigit((unsigned char)word[0]) || strspn(word, "0123456789") != strlen(word))
@@ -270,7 +276,7 @@ static bool on_adopt(struct session *s, struct connection *c, char *words, int *
 static bool needs_the_tree(const char *verb)
 {
     static const char *const verbs[] = {"master", "outbox",     "freeze",   "thaw",
-                                        "graph",  "foreground", "collected"};
+                                        "graph",  "foreground", "collected", "heed"};
     for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++)
         if (strcmp(verb, verbs[i]) == 0)
             return true;
@@ -299,6 +305,8 @@ static bool without_argument(struct session *s, struct connection *c, const char
         on_graph(s, c, true);
     else if (strcmp(verb, "collected") == 0)
         on_collected(s, c);
+    else if (strcmp(verb, "heed") == 0)
+        on_heed(s, c);
     else
         return false;
     return true;
@@ -324,6 +332,6 @@ void request_handle(struct session *s, struct connection *c, char *text, size_t 
     if (!done)
         answer_error(c, "bad_request",
                      "ask: status, start COLSxROWS, master, freeze, thaw, deadline NS, graph, "
-                     "foreground, end MS, signal NAME, outbox, collected, "
+                     "foreground, end MS, heed, signal NAME, outbox, collected, "
                      "adopt KEEPER COMMAND TTY");
 }

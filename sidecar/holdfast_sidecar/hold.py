@@ -177,6 +177,10 @@ class HoldLink:
         """Hang up, and kill what is left after `grace` seconds."""
         await self._ask(f"end {round(grace * 1000)}")
 
+    async def heed(self) -> None:
+        """Take up the SIGTERM that was put off (`leaving`), if one was."""
+        await self._ask("heed")
+
     async def signal(self, sig: int) -> None:
         await self._ask(f"signal {int(sig)}")
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from holdfast_sidecar.hold import EventKind
+from holdfast_sidecar.hold import EventKind, HoldError
 
 from .holding import Session, Start, Wait, Waiting
 
@@ -75,6 +75,73 @@ async def test_an_end_meanwhile_works_as_ever(start: Start) -> None:
     assert (end.by, end.signal) == ("end", signal.SIGKILL)
     await session.link.collected()
     await session.hold_gone()
+
+
+async def test_it_can_be_heeded_sooner_and_is_the_same_sigterm(start: Start) -> None:
+    session = await start("cat", options=LONG)
+    tell_to_go(session)
+    await session.event(EventKind.LEAVING)
+    await session.link.heed()
+    end = await session.event(EventKind.EXITED)
+    assert (end.by, end.signal) == ("term", signal.SIGHUP)
+    assert not (await session.link.status()).lingering
+    await session.link.heed()
+    await session.link.collected()
+    await session.hold_gone()
+
+
+@pytest.mark.timed
+async def test_heeded_it_has_its_grace_and_another_sigterm_changes_nothing(start: Start) -> None:
+    stubborn = ("sh", "-c", "trap '' HUP TERM; echo ready; while :; do sleep 1; done")
+    session = await start(*stubborn, options=(*LONG, "--term-grace", "700"))
+    await session.terminal.expect(b"ready")
+    tell_to_go(session)
+    await session.event(EventKind.LEAVING)
+    begin = time.monotonic()
+    await session.link.heed()
+    tell_to_go(session)
+    await session.link.heed()
+    end = await session.event(EventKind.EXITED)
+    assert (end.by, end.signal) == ("term", signal.SIGKILL)
+    assert 0.7 <= time.monotonic() - begin < 3
+
+
+async def test_what_was_stopped_meanwhile_hears_it(start: Start) -> None:
+    session = await start("sh", "-c", "trap 'exit 7' HUP; echo ready; read x", options=LONG)
+    await session.terminal.expect(b"ready")
+    await session.link.freeze()
+    tell_to_go(session)
+    await session.event(EventKind.LEAVING)
+    await session.link.heed()
+    end = await session.event(EventKind.EXITED)
+    assert (end.by, end.code) == ("term", 7)
+
+
+async def test_without_a_sigterm_there_is_nothing_to_heed(start: Start) -> None:
+    session = await start("cat", options=LONG)
+    await session.link.heed()
+    session.terminal.send(b"still here\n")
+    await session.terminal.expect(b"still here\r\n", times=2)
+    assert not (await session.link.status()).exited
+
+
+async def test_one_that_has_ended_is_still_there_to_be_read(start: Start) -> None:
+    session = await start("sh", "-c", "read x; exit 5", options=LONG)
+    tell_to_go(session)
+    await session.event(EventKind.LEAVING)
+    session.terminal.send(b"\n")
+    await session.event(EventKind.EXITED)
+    await session.link.heed()
+    assert (await session.link.status()).code == 5
+    await session.link.collected()
+    await session.hold_gone()
+
+
+async def test_before_it_begins_it_is_not_to_be_asked(wait: Wait) -> None:
+    waiting = await wait("cat", options=LONG)
+    with pytest.raises(HoldError) as refused:
+        await waiting.link.heed()
+    assert refused.value.code == "not_started"
 
 
 async def test_a_command_may_end_by_itself_meanwhile(start: Start) -> None:

@@ -123,6 +123,11 @@ TELLING: Final = (
         "give the node agent more memory, or let the session use less",
     ),
     _telling(
+        r"Can't create inotify: Too many open files",
+        "could not be looked at: the machine's limit of inotify instances is used up",
+        "raise it: sysctl fs.inotify.max_user_instances=512",
+    ),
+    _telling(
         r"prlimit|rlimit.*(?P<pid>\d+).*not permitted|Can't dump rlimit",
         "belongs to another user, and this node does not let CRIU read its limits",
         "give the node agent CAP_SYS_RESOURCE",

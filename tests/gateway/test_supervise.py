@@ -27,7 +27,7 @@ from holdfast_gateway.supervise import (
 def seen(
     *, accepts: bool = True, held: bool = False, runs: bool = False, deaths: int = 0
 ) -> Observed:
-    return Observed(accepts, held, runs, deaths, last_death=100.0)
+    return Observed(accepts, held, runs, False, deaths, last_death=100.0)
 
 
 @pytest.mark.parametrize("accepts", [True, False])

@@ -95,6 +95,7 @@ class Resting:
         found = freezer.of(hold)
         if found.parent.name.startswith(_CGROUP):
             return found
+        _sweep(found.parent)
         own = found.parent / f"{_CGROUP}{self.name}-{hold}"
         own.mkdir(exist_ok=True)
         (own / "cgroup.procs").write_text(str(hold))
@@ -175,6 +176,15 @@ class Resting:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(_STEP_SECONDS)
+
+
+def _sweep(parent: Path) -> None:
+    """Cgroups of sessions that have ended; the kernel keeps them from going while they are used."""
+    for left in parent.glob(f"{_CGROUP}*"):
+        if not Path(f"/proc/{left.name.rpartition('-')[2]}").exists():
+            for folder in (left / freezer.NAME, left):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
 
 
 async def _killed(pid: int) -> None:

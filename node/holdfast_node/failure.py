@@ -149,12 +149,14 @@ TELLING: Final = (
     ),
     _telling(
         r"File (?P<path>\S+) has bad (?P<what>size|mode|mtime|build-ID)",
-        lambda match: f"uses {match['path']}, which is another file in the new container",
+        lambda match: (
+            f"uses /{match['path'].lstrip('/')}, which is another file in the new container"
+        ),
         "the container's image must be the same, by digest",
     ),
     _telling(
         r"Can't open file (?P<path>\S+).*No such file",
-        lambda match: f"uses {match['path']}, which is not in the new container",
+        lambda match: f"uses /{match['path'].lstrip('/')}, which is not in the new container",
         "keep it in the session's own file system or in a volume that moves along",
     ),
 )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast_wire.errors import Ended, HoldfastError, Internal, Unavailable, Unsupported
 
-from . import containers, local_criu, terminal
+from . import connections, containers, local_criu, terminal
 from .peers import Refused, ask_hold_at
 from .resting import SUSPENDING, WAKING, Resting
 from .shelf import IMAGES, QUEUED, STATE, Shelf
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .engine import Engine, Restored
 
 SESSION: Final = "session.json"
-_CUT: Final = "cut.json"
+_CUT: Final = "cut.json"  # connections to the outside, which are cut; the sidecar tells of them
 _RESERVED: Final = "300"
 _HOLD_SECONDS: Final = 30.0
 # For another suspend or wake to end; a dump that hangs is killed after 120 s.
@@ -118,6 +118,8 @@ async def _take(session: Resting, hold: int, engine: Engine) -> None:
         await session.ask("park")
         await asyncio.to_thread(cage.freeze_tree, containers.keeper_of(hold))
         _say(doing="storing its memory")
+        outside = connections.external(hold, cage.members())
+        (to / _CUT).write_text(json.dumps([(one.local, one.remote) for one in outside]))
         sealed = await session.ask("seal", seconds=30.0)
         await asyncio.to_thread(session.empty_terminal, hold, to)
         await dumping.dump()
@@ -139,7 +141,7 @@ async def wake(session: Resting, hold_program: str) -> dict[str, Any]:
         session.folder.mkdir(parents=True, mode=0o700)
         with session.marked(WAKING):
             try:
-                cut = await _bring(session, hold_program, engine)
+                await _bring(session, hold_program, engine)
             except BaseException:
                 if session.shelf.full():
                     await session.end()
@@ -147,35 +149,28 @@ async def wake(session: Resting, hold_program: str) -> dict[str, Any]:
                 raise
             finally:
                 session.shelf.sweep()
-        return {"cut": len(cut)}
+        return {"cut": len(json.loads((session.folder / _CUT).read_text()))}
 
 
-async def _bring(
-    session: Resting, hold_program: str, engine: Engine
-) -> tuple[tuple[str, str], ...]:
+async def _bring(session: Resting, hold_program: str, engine: Engine) -> None:
     stored = session.shelf.path
-    for path in (stored / SESSION, *(stored / STATE).iterdir()):
+    for path in (stored / SESSION, stored / _CUT, *(stored / STATE).iterdir()):
         shutil.copyfile(path, session.folder / path.name)
         (session.folder / path.name).chmod(0o600)
     hold = _start_hold(session, hold_program, json.loads((stored / SESSION).read_bytes()))
     session.cage(hold)
     taken = Taken.from_json(json.loads((stored / QUEUED).read_text()))
-    cut: tuple[tuple[str, str], ...] = ()
 
     async def held(restored: Restored) -> None:
-        nonlocal cut
-        cut = restored.cut
         try:
             await asyncio.to_thread(_adopt, session, hold, restored, taken)
         finally:
             os.close(restored.terminal.master)
-        (session.folder / _CUT).write_text(json.dumps(restored.cut))
         await asyncio.to_thread(session.shelf.leave)
 
     async with engine.restoring(hold, stored / IMAGES) as restoring:
         _say(doing="restoring its processes")
         await restoring.restore(held)
-    return cut
 
 
 def _adopt(session: Resting, hold: int, restored: Restored, taken: Taken) -> None:

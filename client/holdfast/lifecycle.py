@@ -232,10 +232,10 @@ def _ask_all(folders: list[SessionFolder]) -> list[dict[str, Any] | None]:
 
 
 def _entry(folder: SessionFolder, info: dict[str, Any] | None) -> dict[str, Any]:
-    if info is not None:
-        return {"name": folder.name, "phase": sessions.Life.LIVE.value, **info}
-    described = sessions.description(folder)
     life = sessions.life(folder)
+    if info is not None:
+        return {"name": folder.name, "phase": life.value, **info}
+    described = sessions.description(folder)
     activity = {
         sessions.Life.LIVE: "starting",  # hold lives; its sidecar is not up, or hangs
         sessions.Life.ENDED: "ended",

@@ -61,7 +61,7 @@ def _say(**said: Any) -> None:
 
 def _engine(session: Resting, lock: int) -> Engine:
     """Loaded only now: CRIU's package may not be there."""
-    bundle = local_criu.bundle(session.shelf.path.with_name(f"{session.name}.criu"))
+    bundle = local_criu.bundle(session.shelf.criu)
     from .engine import Engine
 
     return Engine(bundle, also=(lock,))
@@ -167,6 +167,7 @@ async def _bring(session: Resting, hold_program: str, engine: Engine) -> None:
         finally:
             os.close(restored.terminal.master)
         await asyncio.to_thread(session.shelf.leave)
+        _say(doing="letting it run")
 
     async with engine.restoring(hold, stored / IMAGES) as restoring:
         _say(doing="restoring its processes")

@@ -22,17 +22,18 @@ from . import inside
 LEAST: Final = (4, 0)
 _VARIABLE: Final = "HOLDFAST_CRIU"
 _SECONDS: Final = 20
+_PLUGINS: Final = "plugins"
 # Where Debian has CRIU's Python package, which is not on PyPI and so in no virtual environment.
 _DEBIAN: Final = Path("/usr/lib/python3/dist-packages/pycriu")
-_INSTALL: Final = "install CRIU 4.0 or later: criu.org/Packages; Debian 13 has it in backports"
+_INSTALL: Final = "install CRIU 4.0 or later: criu.org/Packages"
 
 
 def bundle(folder: Path) -> Path:
     """CRIU in the form that the engine wants; made in `folder` if need be. Raises Unsupported."""
     program = _program()
-    found = (
-        program.parent if (program.parent / inside.LOADER).exists() else _linked(program, folder)
-    )
+    # A loader alone says nothing: some systems have one beside all of their programs.
+    is_bundle = all((program.parent / name).exists() for name in (inside.LOADER, _PLUGINS))
+    found = program.parent if is_bundle else _linked(program, folder)
     _check_version(found, program)
     _find_pycriu()
     return found
@@ -57,7 +58,7 @@ def _path() -> str:
 
 def _linked(program: Path, folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
-    (folder / "plugins").mkdir(parents=True, mode=0o700)
+    (folder / _PLUGINS).mkdir(parents=True, mode=0o700)
     (folder / "criu").symlink_to(program)
     (folder / inside.LOADER).symlink_to(_loader(program))
     return folder

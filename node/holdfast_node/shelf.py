@@ -54,6 +54,11 @@ class Shelf:
     def lock(self) -> Path:
         return self.path.with_name(f"{self.path.name}.lock")
 
+    @property
+    def criu(self) -> Path:
+        """For links to the program, while it is needed."""
+        return self.path.with_name(f"{self.path.name}.criu")
+
     def full(self) -> bool:
         return self.path.exists()
 
@@ -121,7 +126,7 @@ class Shelf:
         self.path.rename(self.old)
 
     def sweep(self) -> None:
-        for path in (self.new, self.old):
+        for path in (self.new, self.old, self.criu):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -19,7 +19,8 @@ def program(path: Path, text: str) -> Path:
 
 
 def bundled(folder: Path, says: str) -> Path:
-    """Where a loader lies beside it, that is what is run."""
+    """The loader that lies beside it is what is run."""
+    (folder / "plugins").mkdir(parents=True)
     program(folder / inside.LOADER, f"#!/bin/sh\n{says}\n")
     return program(folder / "criu", "")
 

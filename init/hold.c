@@ -41,6 +41,8 @@ static const char usage[] =
     "\n"
     "Exit status: the command's (128 + signal); 127 not found; 126 not executable; 1 other.\n";
 
+#define INNER "--inner="
+
 /* Where a failure goes while starting in the background: an int exit code, then the message. */
 static int report_fd = -1;
 
@@ -136,6 +138,7 @@ static void parse(struct options *o, int argc, char **argv)
         {"term-grace", required_argument, 0, 'g'}, {"install", required_argument, 0, 'i'},
         {"linger", required_argument, 0, 'l'}, {"movable", no_argument, 0, 'm'},
         {"reserve", required_argument, 0, 'r'}, {"version", no_argument, 0, 'v'},
+        {"inner", required_argument, 0, 'I'},
         {0, 0, 0, 0}};
     for (int got; (got = getopt_long(argc, argv, "+", known, NULL)) != -1;) {
         switch (got) {
@@ -150,12 +153,14 @@ static void parse(struct options *o, int argc, char **argv)
         case 'l': o->linger_ms = parse_ms("--linger", optarg); break;
         case 'm': o->movable = parse_movable(); break;
         case 'r': o->reserve = parse_number("--reserve", optarg, "a PID", RESERVE_MAX); break;
+        case 'I': break;                /* hold itself; inner_report() reads it */
         case 'i': install(optarg); exit(0);
         case 'h': fputs(usage, stdout); exit(0);
         case 'v': puts("hold " HOLD_VERSION); exit(0);
         default: die(1, "unknown option; see hold --help");
         }
     }
+    o->words = argv;
     o->command = argv + optind;
     if (!o->socket || !o->socket[0] || !o->command[0])
         die(1, "give --socket PATH and a command; see hold --help");
@@ -187,6 +192,15 @@ static int mount_proc(void)
     return mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
 }
 
+/* Terminals of its own, numbered from 0: a session that is restored needs the number it had, which
+ * on the machine's /dev/pts may be another's by then. Without them it can run, but not hibernate. */
+static void mount_terminals(void)
+{
+    static const char how[] = "newinstance,ptmxmode=0666,mode=0620,gid=5";   /* 5: tty */
+    if (mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, how) < 0)
+        return;
+}
+
 /* Leaving a namespace again is not possible, so it is tried in a child first: in many containers
  * even root may not unshare, or may unshare but not mount /proc. */
 static bool namespace_works(void)
@@ -215,11 +229,45 @@ static bool want_namespace(const struct options *o)
     return false;
 }
 
+/* The program as it lies in this mount namespace: what was opened before belongs to the old one,
+ * and a tree that has such a thing cannot be dumped. If it cannot be found it runs as it is. */
+static void start_inside(char **argv, int ready)
+{
+    char path[4096], inner[32];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    size_t count = 0;
+    while (argv[count])
+        count++;
+    char **words = calloc(count + 2, sizeof *words);
+    if (length < 0 || !words)
+        return;
+    path[length] = 0;
+    snprintf(inner, sizeof inner, INNER "%d", ready);
+    words[0] = argv[0];
+    words[1] = inner;
+    memcpy(words + 2, argv + 1, (count - 1) * sizeof *words);
+    fcntl(ready, F_SETFD, 0);
+    execv(path, words);
+    fcntl(ready, F_SETFD, FD_CLOEXEC);
+    free(words);
+}
+
+/* Where hold that was started so reports; -1 for any other. */
+static int inner_report(char **argv)
+{
+    bool inner = getpid() == 1 && argv[1] && strncmp(argv[1], INNER, strlen(INNER)) == 0;
+    return inner ? atoi(argv[1] + strlen(INNER)) : -1;
+}
+
 _Noreturn static void become_hold(const struct options *o, bool namespaced, int ready)
 {
     report_fd = ready;
     if (namespaced && mount_proc() < 0)
         die(1, "cannot mount /proc: %s; use --namespace no", strerror(errno));
+    if (namespaced) {
+        mount_terminals();
+        start_inside(o->words, ready);
+    }
     if (o->daemon)
         stdio_to_null();
     else
@@ -293,12 +341,12 @@ static int stand_for(pid_t hold)
 
 /* Closed standard descriptors would be taken by the first files opened; inherited others would
  * be kept from their owners for as long as the session lives. */
-static void settle_descriptors(void)
+static void settle_descriptors(int report)
 {
     for (int fd = 0; fd < 3; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0)
             die(1, "cannot open /dev/null: %s; the session needs a usual /dev", strerror(errno));
-    close_all_but(NULL, 0);
+    close_all_but(&report, report < 0 ? 0 : 1);
 }
 
 int main(int argc, char **argv)
@@ -306,9 +354,14 @@ int main(int argc, char **argv)
     /* The grace is well inside the 30 s that Kubernetes gives a pod. */
     static struct options o = {.columns = 80, .rows = 24, .term_grace_ms = 5000};
     int ready[2];
-    settle_descriptors();
+    int report = inner_report(argv);
+    settle_descriptors(report);
     parse(&o, argc, argv);
     make_absolute(&o);
+    if (report >= 0) {
+        fcntl(report, F_SETFD, FD_CLOEXEC);
+        become_hold(&o, false, report);
+    }
     bool namespaced = want_namespace(&o);
     /* With a namespace the kernel itself says who is inside, whatever their uid, and in a pod the
      * socket's volume says who else is there. Without one the mode is what keeps others out. */

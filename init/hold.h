@@ -29,6 +29,7 @@ bool read_size(const char *text, unsigned short *columns, unsigned short *rows);
 #define RESERVE_MAX 10000u
 
 struct options {
+    char **words;                   /* all it was started with */
     const char *socket;             /* absolute */
     const char *cwd;                /* NULL: as inherited */
     unsigned short columns, rows;

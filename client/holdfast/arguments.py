@@ -321,9 +321,10 @@ COMMANDS: Final[dict[str, Spec]] = {
         "examples:\n  {prog} move build\n  {prog} move build --to node-2",
     ),
     "suspend": Spec(
-        "control", "store a session of a cluster, and free its node", "[NAME]", _no_wait,
+        "control", "store a session, and free the memory it has", "[NAME]", _no_wait,
         "It goes on where it was when it is woken or attached to; connections to the outside are\n"
-        "cut.\n\nexamples:\n  {prog} suspend build",
+        "cut. On this machine that needs root and CRIU, and survives a reboot; in a cluster it\n"
+        "frees the session's node.\n\nexamples:\n  {prog} suspend build",
     ),
     "wake": Spec(
         "control", "let a suspended session go on", "[NAME]", _no_wait,

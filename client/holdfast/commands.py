@@ -322,9 +322,12 @@ def _lifecycle(name: str) -> Callable[[Given], int]:
 
 def _stored(name: str) -> Callable[[Given], int]:
     def handler(given: Given) -> int:
-        from holdfast import stored_commands
+        if given.target is None and name != "fork":
+            from holdfast import hibernation as module
+        else:
+            from holdfast import stored_commands as module  # type: ignore[no-redef]
 
-        handle: Callable[[Given], int] = getattr(stored_commands, name)
+        handle: Callable[[Given], int] = getattr(module, name)
         return handle(given)
 
     return handler

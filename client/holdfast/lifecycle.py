@@ -49,6 +49,7 @@ def run(given: Given) -> int:
     name = options.name if options.name is not None else free_name(state, command)
     attached = os.isatty(0) and os.isatty(1) and not options.detach and not options.output
     if options.if_absent and name in session_names(state) and _lives(state, name):
+        _awake(sessions.find(state, name))
         folder = ensure(name, to_stderr)
         return _attach(folder, keys, view=False) if attached else _started(folder, options.output)
     try:
@@ -120,7 +121,17 @@ def free_name(state: Path, command: Sequence[str]) -> str:
 
 
 def _lives(state: Path, name: str) -> bool:
-    return sessions.life(SessionFolder(state, session_name(name))) is sessions.Life.LIVE
+    """Also if it sleeps."""
+    found = sessions.life(SessionFolder(state, session_name(name)))
+    return found in (sessions.Life.LIVE, sessions.Life.SUSPENDED)
+
+
+def _awake(folder: SessionFolder) -> None:
+    from holdfast.hibernation import settle, woken
+
+    settle(folder)
+    if sessions.asleep(folder):
+        woken(folder)
 
 
 def attach(given: Given) -> int:
@@ -137,6 +148,7 @@ def attach(given: Given) -> int:
             f"you are inside session {name}; attached to itself, it would show itself for ever",
             "open another terminal, or another session",
         )
+    _awake(folder)
     ensure(name, to_stderr)
     return _attach(folder, keys, view=given.options.view)
 
@@ -220,16 +232,18 @@ def _ask_all(folders: list[SessionFolder]) -> list[dict[str, Any] | None]:
 
 
 def _entry(folder: SessionFolder, info: dict[str, Any] | None) -> dict[str, Any]:
-    if info is not None:
-        return {"name": folder.name, **info}
-    described = sessions.description(folder)
     life = sessions.life(folder)
+    if info is not None:
+        return {"name": folder.name, "phase": life.value, **info}
+    described = sessions.description(folder)
     activity = {
         sessions.Life.LIVE: "starting",  # hold lives; its sidecar is not up, or hangs
         sessions.Life.ENDED: "ended",
+        sessions.Life.SUSPENDED: "suspended",
     }.get(life, "lost")
     return {
         "name": folder.name,
+        "phase": life.value,
         "session_id": described.get("id"),
         "command": described.get("command", []),
         "created": described.get("created"),
@@ -320,6 +334,12 @@ def end(given: Given) -> int:
 
 
 def _end(folder: SessionFolder, grace: float) -> None:
+    if sessions.asleep(folder):
+        from holdfast.hibernation import forget
+
+        forget(folder)
+        write(f"{folder.name} ended: it was suspended, and is not stored any more\n")
+        return
     if sessions.life(folder) is not sessions.Life.LIVE:
         raise sessions.ended_error(folder)
     with Machine().connect(folder.name) as session:

@@ -20,6 +20,7 @@ from holdfast.connection import Connection, open_socket
 from holdfast.paths import SessionFolder, own_folder, state_dir
 from holdfast.sessions import (
     Life,
+    asleep,
     ended_error,
     exit_status,
     find,
@@ -44,6 +45,8 @@ SIDECAR_SECONDS: Final = 10.0
 MAX_SCROLLBACK: Final = 1_000_000
 _STEP_SECONDS: Final = 0.01
 _HOLD_SECONDS: Final = 30.0
+# As PID 1, which it is for root: what restores a session that slept needs PIDs of its own.
+_RESERVED: Final = "300"
 
 # What describes the terminal `run` was typed into, not the one the command gets.
 _OUTER: Final = frozenset({
@@ -144,6 +147,11 @@ def _make_folder(folder: SessionFolder) -> None:
                 f"session {folder.name} is already running",
                 f"attach with: holdfast attach {folder.name}; or choose another --name",
             )
+        case Life.SUSPENDED:
+            raise AlreadyExists(
+                f"session {folder.name} is suspended",
+                f"go on with: holdfast attach {folder.name}; or choose another --name",
+            )
         case Life.ENDED | Life.LOST:
             remove(folder)
         case Life.ABSENT:
@@ -217,6 +225,7 @@ def _start_hold(hold: str, folder: SessionFolder, wanted: Session, env: dict[str
         "--socket", str(folder.hold_socket),
         "--size", f"{columns}x{rows}",
         "--cwd", str(wanted.cwd),
+        "--reserve", _RESERVED,
         "--", *wanted.command,
     ]  # fmt: skip
     try:
@@ -246,6 +255,8 @@ def ensure(name: str, notify: Notify = _silent) -> SessionFolder:
     """The session's sidecar answers, or an error says why it cannot."""
     state = state_dir()
     folder = find(state, name)
+    if asleep(folder):
+        raise ended_error(folder)
     try:
         Connection.open(folder.sidecar_socket, timeout=1.0).close()
     except Unavailable:
@@ -305,7 +316,8 @@ class LocalLink:
 
     def nudge(self) -> None:
         """Raises `Ended` when there is no session to come back to."""
-        if self._folder.exit.exists() or not hold_accepts(self._folder):
+        gone = asleep(self._folder) or self._folder.exit.exists()
+        if gone or not hold_accepts(self._folder):
             raise ended_error(self._folder)
         self._supervisor.nudge()
 

@@ -6,10 +6,12 @@ can enter. Somebody who could write there could put a socket in our way and read
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from holdfast_wire.errors import BadRequest, Forbidden, Internal
 from holdfast_wire.ids import SessionName
@@ -48,6 +50,11 @@ class SessionFolder:
     def sidecar_log(self) -> Path:
         return self.path / "sidecar.log"
 
+    @property
+    def shelf(self) -> Path:
+        """Where it lies while it sleeps. There if it does, and only then."""
+        return shelves(self.path.parent.parent) / self.name
+
     def check_length(self) -> None:
         """The kernel cuts off or refuses a longer socket address; say so before it does."""
         length = len(os.fsencode(self.sidecar_socket))
@@ -66,6 +73,12 @@ def state_path() -> Path:
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime).absolute() / "holdfast"
     return Path(f"/tmp/holdfast-{os.geteuid()}")  # noqa: S108 - own_folder() refuses a planted one
+
+
+def shelves(state: Path) -> Path:
+    """Of a STATE's sessions that sleep: on a disk, since STATE need not outlive a reboot."""
+    store = Path(os.environ.get("HOLDFAST_STORE") or "/var/lib/holdfast/suspended").absolute()
+    return store / quote(str(state), safe="")
 
 
 def state_dir() -> Path:
@@ -102,18 +115,18 @@ def own_folder(path: Path) -> Path:
 
 
 def session_names(state: Path) -> list[SessionName]:
-    """All there are folders for, sorted. Leftovers whose names are none are passed by."""
+    """All there are folders for, and those that sleep, sorted. Leftovers whose names are none are
+    passed by."""
     from holdfast_wire.errors import BadName
     from holdfast_wire.ids import session_name
 
-    names = []
-    try:
-        with os.scandir(state / "sessions") as entries:
-            for entry in entries:
-                try:
-                    names.append(session_name(entry.name))
-                except BadName:
-                    continue
-    except FileNotFoundError:
-        return []
+    names = set()
+    for folder in (state / "sessions", shelves(state)):
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    with contextlib.suppress(BadName):
+                        names.add(session_name(entry.name))
+        except (FileNotFoundError, PermissionError):
+            continue  # a store that is root's has nobody else's sessions
     return sorted(names)

@@ -56,13 +56,16 @@ class Machine:
         """A sidecar that dies while we wait is brought back, not complained of."""
         from holdfast.local import connect_local
         from holdfast.paths import state_dir
-        from holdfast.sessions import exit_status, find
+        from holdfast.sessions import Suspended, exit_status, find
 
         for attempt in range(3):
             try:
                 with connect_local(name, modality="cli") as session:
                     found = session.request("state")
                     return found if isinstance(found, dict) else {}
+            except Suspended:
+                sentence = "stored, until somebody wakes it"
+                return {"activity": "suspended", "process": None, "sentence": sentence}
             except Ended:
                 how = exit_status(find(state_dir(), name))
                 return {"activity": "ended", "process": None, "sentence": "", "exit": how}

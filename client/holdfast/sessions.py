@@ -24,20 +24,31 @@ _FILE_LIMIT: Final = 1 << 20
 _STOP_SECONDS: Final = 3.0
 
 
+class Suspended(Ended):
+    """It sleeps: nobody is there to answer, and nothing has ended."""
+
+
 class Life(Enum):
     ABSENT = "absent"
     LIVE = "live"
     ENDED = "ended"
+    SUSPENDED = "suspended"
     LOST = "lost"
     """Its hold is gone and left no word: killed, or the machine was restarted."""
 
 
 def life(folder: SessionFolder) -> Life:
+    if asleep(folder):
+        return Life.SUSPENDED
     if not folder.path.is_dir():
         return Life.ABSENT
     if folder.exit.exists():
         return Life.ENDED
     return Life.LIVE if hold_accepts(folder) else Life.LOST
+
+
+def asleep(folder: SessionFolder) -> bool:
+    return os.path.isdir(folder.shelf)  # noqa: PTH112 - False also where we may not look
 
 
 def hold_accepts(folder: SessionFolder) -> bool:
@@ -55,7 +66,7 @@ def hold_accepts(folder: SessionFolder) -> bool:
 
 def description(folder: SessionFolder) -> dict[str, Any]:
     """session.json; empty if it cannot be read."""
-    return read_json(folder.description)
+    return read_json(folder.shelf / folder.description.name) or read_json(folder.description)
 
 
 def exit_status(folder: SessionFolder) -> dict[str, Any] | None:
@@ -75,7 +86,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def find(state: Path, name: str) -> SessionFolder:
     """The folder of a session, living or ended. `NotFound` names those there are."""
     folder = SessionFolder(state, session_name(name))
-    if folder.path.is_dir():
+    if folder.path.is_dir() or asleep(folder):
         return folder
     from holdfast.render import suggestion
 
@@ -84,14 +95,20 @@ def find(state: Path, name: str) -> SessionFolder:
 
 
 def living(state: Path) -> list[SessionFolder]:
+    """Also those that sleep."""
     folders = [SessionFolder(state, name) for name in session_names(state)]
-    return [folder for folder in folders if life(folder) is Life.LIVE]
+    return [folder for folder in folders if life(folder) in (Life.LIVE, Life.SUSPENDED)]
 
 
 def ended_error(folder: SessionFolder) -> Ended:
     """Why there is nobody to talk to. Only for a session that does not live."""
     from holdfast.exits import describe_exit
 
+    if asleep(folder):
+        return Suspended(
+            f"session {folder.name} is suspended",
+            f"go on with: holdfast attach {folder.name}; or: holdfast wake {folder.name}",
+        )
     status = exit_status(folder)
     advice = f"start it again with: holdfast run --name {folder.name} -- COMMAND"
     if status is None:

@@ -34,8 +34,8 @@ def _cluster(given: Given) -> Cluster:
 
     if given.target is None:
         raise Unsupported(
-            "only sessions of a cluster can be stored",
-            "for example: kubectl holdfast suspend NAME",
+            "only sessions of a cluster can be forked",
+            "for example: kubectl holdfast fork NAME NEW",
         )
     return Cluster(given.target)
 

@@ -6,6 +6,7 @@ an answer here, never an exception.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -61,17 +62,34 @@ class Folder:
     def sidecar_lock_held(self) -> bool:
         """Asked with a shared lock, let go at once. A sidecar that starts in this very moment may
         lose the race and exit; the next scan sees a free lock and starts another."""
-        try:
-            descriptor = os.open(self.path / "sidecar.lock", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return _locked(self.path / "sidecar.lock") is True
+
+    def waking(self) -> bool:
+        """It is being woken: until it runs there is nothing for a sidecar to serve."""
+        return (self.path / "waking").exists()
+
+    def unsettled(self) -> Path | None:
+        """Who suspended or woke it was killed over that: the shelf it has to do with."""
+        for mark in (self.path / "suspending", self.path / "waking"):
+            if _locked(mark) is False:
+                with contextlib.suppress(OSError):
+                    return Path(os.fsdecode(mark.read_bytes()))
+        return None
+
+
+def _locked(path: Path) -> bool | None:
+    """None: there is no such file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def every(state: Path) -> Iterator[Folder]:

@@ -3,6 +3,9 @@
 Level-triggered: each scan looks at every folder and decides from what it sees, never from the
 event that woke it. `decide` is pure; `Supervisor._start` is the only place that acts.
 
+It also settles a session that was being suspended or woken by somebody who was killed: it runs
+again, or sleeps, by what its shelf says (docs/checkpoints.md).
+
 Invariant: this process has at most one running child per session, and starts one only when hold
 answers and nobody holds `sidecar.lock`. The lock, not this module, is what makes a sidecar the
 only one; a child started too many exits and is not missed.
@@ -43,6 +46,7 @@ class Observed:
     hold_accepts: bool
     lock_held: bool
     child_runs: bool
+    waking: bool
     quick_deaths: int
     last_death: float
 
@@ -68,7 +72,7 @@ Step = Leave | Start | Wait
 
 
 def decide(seen: Observed, now: float) -> Step:
-    if seen.child_runs or seen.lock_held or not seen.hold_accepts:
+    if seen.child_runs or seen.lock_held or seen.waking or not seen.hold_accepts:
         return Leave()
     wait = BACKOFF[min(seen.quick_deaths, len(BACKOFF)) - 1] if seen.quick_deaths else 0.0
     until = seen.last_death + wait
@@ -90,6 +94,7 @@ class Supervisor:
     def __init__(self, state: Path) -> None:
         self._state = state
         self._children: dict[SessionName, _Child] = {}
+        self._settling: dict[SessionName, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
 
     def poke(self) -> None:
@@ -125,6 +130,7 @@ class Supervisor:
                     pause = min(pause, until - now)
                 case Leave():
                     pass
+            self._settle(folder)
             _bound_log(folder)
         for gone in [name for name, c in self._children.items() if name not in seen and not c.pid]:
             del self._children[gone]
@@ -134,8 +140,9 @@ class Supervisor:
         runs = child.pid is not None
         held = not runs and folder.sidecar_lock_held()
         # hold is asked only when the answer matters: each question is a connection to it.
-        accepts = not runs and not held and folder.hold_accepts()
-        return Observed(accepts, held, runs, child.quick_deaths, child.last_death)
+        waking = folder.waking()
+        accepts = not runs and not held and not waking and folder.hold_accepts()
+        return Observed(accepts, held, runs, waking, child.quick_deaths, child.last_death)
 
     def _start(self, folder: Folder, child: _Child) -> None:
         argv = [sys.executable, "-P", "-m", "holdfast_sidecar", "--dir", str(folder.path)]
@@ -161,6 +168,20 @@ class Supervisor:
         child.pidfd = os.pidfd_open(pid)
         asyncio.get_running_loop().add_reader(child.pidfd, self._exited, folder.name, child)
         log.info("sidecar_started", session=folder.name, pid=pid, deaths=child.quick_deaths)
+
+    def _settle(self, folder: Folder) -> None:
+        shelf = folder.unsettled()
+        if shelf is None or folder.name in self._settling:
+            return
+        words = ["settle", "--folder", str(folder.path), "--shelf", str(shelf)]
+        argv = [sys.executable, "-P", "-m", "holdfast_node.hibernate", *words]
+        log.warning("unsettled", session=folder.name, shelf=str(shelf))
+        self._settling[folder.name] = asyncio.create_task(_finished(argv))
+        self._settling[folder.name].add_done_callback(lambda _: self._settled(folder.name))
+
+    def _settled(self, name: SessionName) -> None:
+        del self._settling[name]
+        self.poke()
 
     def _exited(self, name: SessionName, child: _Child) -> None:
         if child.pid is None:
@@ -188,6 +209,13 @@ class Supervisor:
         for child in self._children.values():
             if child.pid is not None:
                 self._forget(child)
+
+
+async def _finished(argv: list[str]) -> None:
+    """Not more than now and then: what cannot be settled is tried again."""
+    process = await asyncio.create_subprocess_exec(*argv, stdin=asyncio.subprocess.DEVNULL)
+    if await process.wait() != 0:
+        await asyncio.sleep(SCAN_SECONDS)
 
 
 def _bound_log(folder: Folder) -> None:

@@ -3,6 +3,9 @@
 The pod's network is its sidecar's too, so only sockets of the session's own processes are touched,
 and those that no process holds yet. A connection between loopback addresses is wholly inside and
 stays. The process that had one that was cut reads ECONNABORTED, at once or when it next asks.
+
+A session without a pod is in the machine's own network: there a connection is inside only if both
+of its ends are the session's, and what no process holds is not ours.
 """
 
 from __future__ import annotations
@@ -54,11 +57,29 @@ class Connection:
 
 def external(hold: int, pids: Iterable[int]) -> list[Connection]:
     """The connections to the outside that the given processes have in hold's network."""
-    mine = sockets_of(pids) | {0}
+    mine = sockets_of(pids)
     found = in_network(
         hold, lambda: [*_connections(socket.AF_INET), *_connections(socket.AF_INET6)]
     )
-    return sorted(one for one in found if one.inode in mine and not one.inside)
+    if _network(hold) == _network(os.getpid()):
+        return without_other_end([one for one in found if one.inode in mine])
+    return sorted(one for one in found if one.inode in mine | {0} and not one.inside)
+
+
+def without_other_end(found: list[Connection]) -> list[Connection]:
+    ends = {(_plain(one.local), _plain(one.remote)) for one in found}
+    return sorted(one for one in found if (_plain(one.remote), _plain(one.local)) not in ends)
+
+
+def _plain(end: str) -> str:
+    """One end may be an IPv6 socket, and have another name for an IPv4 address."""
+    host, _, port = end.rpartition(":")
+    address = ipaddress.ip_address(host.strip("[]"))
+    return f"{getattr(address, 'ipv4_mapped', None) or address}:{port}"
+
+
+def _network(pid: int) -> int:
+    return Path(f"/proc/{pid}/ns/net").stat().st_ino
 
 
 def cut(hold: int, pids: Iterable[int]) -> list[tuple[str, str]]:
@@ -83,12 +104,25 @@ def sockets_of(pids: Iterable[int]) -> frozenset[int]:
 
 @contextlib.contextmanager
 def borrowed_address(hold: int, address: str) -> Iterator[None]:
-    """The loopback device of hold's network has one more address meanwhile."""
+    """The loopback device of hold's network has one more address meanwhile, if it was not there."""
+    if in_network(hold, lambda: _is_here(address)):
+        yield
+        return
     in_network(hold, lambda: change_address(NEW_ADDRESS, address))
     try:
         yield
     finally:
         in_network(hold, lambda: change_address(DELETE_ADDRESS, address))
+
+
+def _is_here(address: str) -> bool:
+    family = socket.AF_INET if ipaddress.ip_address(address).version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def in_network(pid: int, act: Callable[[], T]) -> T:

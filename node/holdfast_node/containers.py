@@ -111,6 +111,12 @@ def ending(pid: int) -> bool:
     return not fields or fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)
 
 
+def gone(pid: int) -> bool:
+    """Also one that only waits for its parent to take note."""
+    fields = _stat(pid)
+    return not fields or fields[0] in "ZX"
+
+
 def status(pid: int) -> dict[str, str]:
     lines = (PROC / str(pid) / "status").read_text().splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}

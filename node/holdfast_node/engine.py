@@ -159,9 +159,17 @@ class Restoring:
 
 
 class Engine:
-    def __init__(self, bundle: Path, cgroups: Path = CGROUPS, notes: bytes = b"") -> None:
-        """`notes` is what CRIU found out about this kernel (Preflight.notes)."""
+    def __init__(
+        self,
+        bundle: Path,
+        cgroups: Path = CGROUPS,
+        notes: bytes = b"",
+        also: tuple[int, ...] = (),
+    ) -> None:
+        """`notes` is what CRIU found out about this kernel (Preflight.notes). `also`: descriptors
+        that whatever works in a container has too, such as a lock's, free when nothing does."""
         self._bundle = bundle
+        self._also = also
         self._cgroups = cgroups
         self._notes = notes
 
@@ -186,7 +194,7 @@ class Engine:
                 "memory of the session is still on its way here", "try again when it has come"
             )
         keeper = containers.keeper_of(hold)
-        place = Place(hold, self._bundle, images, self._cgroups)
+        place = Place(hold, self._bundle, images, self._cgroups, self._also)
         async with enter(place, restoring=False, lazy=lazy) as entered:
             await asyncio.to_thread(self.freezer(hold).gather, keeper)
             yield Dumping(entered, keeper, images, self._notes, lazy)
@@ -204,7 +212,7 @@ class Engine:
         """Makes ready to restore into hold's container, which has no session. `images` may be
         filled until `restore` is called. `pages`, for images of a lazy dump: a stream to the
         source's `serve`. It is taken. Leave this only after `arrived`."""
-        place = Place(hold, self._bundle, images, self._cgroups)
+        place = Place(hold, self._bundle, images, self._cgroups, self._also)
         async with contextlib.AsyncExitStack() as stack:
             entered = await stack.enter_async_context(enter(place, restoring=True))
             following = None

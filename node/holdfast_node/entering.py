@@ -36,6 +36,7 @@ class Place:
     bundle: Path  # CRIU, its libraries and its loader
     images: Path
     cgroups: Path = freezer.CGROUPS
+    also: tuple[int, ...] = ()  # descriptors that are kept open while CRIU works
 
 
 class Entered:
@@ -102,7 +103,7 @@ async def _start(
     with theirs, contextlib.ExitStack() as opened:
         orders = replace(_orders(place, theirs.fileno(), opened, restoring), lazy=lazy)
         passed = [theirs.fileno(), orders.bundle, orders.images, orders.last_pid, orders.tree]
-        passed += [*orders.join, *orders.namespaces.values()]
+        passed += [*orders.join, *orders.namespaces.values(), *place.also]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-m", "holdfast_node.inside", orders.to_text(),
             pass_fds=passed, stdin=asyncio.subprocess.DEVNULL, start_new_session=True,

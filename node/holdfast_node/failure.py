@@ -128,6 +128,11 @@ TELLING: Final = (
         "give the node agent more memory, or let the session use less",
     ),
     _telling(
+        r"Can't create inotify: Too many open files",
+        "could not be looked at: the machine's limit of inotify instances is used up",
+        "raise it: sysctl fs.inotify.max_user_instances=512",
+    ),
+    _telling(
         r"prlimit|rlimit.*(?P<pid>\d+).*not permitted|Can't dump rlimit",
         "belongs to another user, and this node does not let CRIU read its limits",
         "give the node agent CAP_SYS_RESOURCE",
@@ -149,12 +154,14 @@ TELLING: Final = (
     ),
     _telling(
         r"File (?P<path>\S+) has bad (?P<what>size|mode|mtime|build-ID)",
-        lambda match: f"uses {match['path']}, which is another file in the new container",
+        lambda match: (
+            f"uses /{match['path'].lstrip('/')}, which is another file in the new container"
+        ),
         "the container's image must be the same, by digest",
     ),
     _telling(
         r"Can't open file (?P<path>\S+).*No such file",
-        lambda match: f"uses {match['path']}, which is not in the new container",
+        lambda match: f"uses /{match['path'].lstrip('/')}, which is not in the new container",
         "keep it in the session's own file system or in a volume that moves along",
     ),
 )

@@ -39,6 +39,13 @@ class SidecarLink:
         self.state = Path(f"/proc/{pid}/root") / STATE
         self._path = Path(f"/proc/{pid}/root") / AGENT_SOCKET
 
+    @classmethod
+    def at(cls, folder: Path) -> SidecarLink:
+        """Of a session on this machine, without a pod."""
+        made = cls.__new__(cls)
+        made.state, made._path = folder, folder / "agent.sock"
+        return made
+
     async def ask(self, do: str, seconds: float = _ANSWER_SECONDS, **fields: Any) -> dict[str, Any]:
         try:
             async with asyncio.timeout(seconds):
@@ -65,8 +72,12 @@ class SidecarLink:
 
 
 def ask_hold(pid: int, request: str, descriptor: int | None = None) -> dict[str, Any]:
-    """`pid` is hold's own, on the host. A packet there and a packet back."""
-    path = Path(f"/proc/{pid}/root") / HOLD_SOCKET
+    """`pid` is hold's own, on the host."""
+    return ask_hold_at(Path(f"/proc/{pid}/root") / HOLD_SOCKET, request, descriptor)
+
+
+def ask_hold_at(path: Path, request: str, descriptor: int | None = None) -> dict[str, Any]:
+    """A packet there and a packet back."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(_ANSWER_SECONDS)
         try:

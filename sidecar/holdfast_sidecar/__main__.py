@@ -29,9 +29,14 @@ def _lock(folder: Path) -> int | None:
 async def _serve(folder: Path) -> None:
     sidecar = Sidecar(folder, spec.load(folder / "session.json"))
     sidecar.stop_on_signals()
-    await sidecar.run(
-        await HoldLink.connect(str(folder / "hold.sock"), sidecar.event, sidecar.lost)
-    )
+    hold = await HoldLink.connect(str(folder / "hold.sock"), sidecar.event, sidecar.lost)
+    if os.geteuid() != 0:  # only root's sessions can sleep
+        await sidecar.run(hold)
+        return
+    from holdfast_sidecar.hibernate import Hibernation
+
+    async with Hibernation(sidecar, folder).served(hold):
+        await sidecar.run(hold)
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from holdfast_sidecar import outbox, sealed, stored, words
+from holdfast_sidecar import sealed, sealing, stored, words
 from holdfast_sidecar.agent import AgentError, Body
 from holdfast_sidecar.came import Came
 from holdfast_sidecar.emulator import rehearse
@@ -148,18 +148,11 @@ class Arrival:
         return sidecar
 
     async def _load(self, sidecar: Sidecar) -> None:
-        session, told = sidecar.session, sealed.load(self._folder)
-        found = (session.ring.head, session.emulator.seq, session.inputs.last)
-        if found != (told.seq, told.seq, told.order):
-            raise AgentError("refused", f"the files are not whole: {found}, and {told} was sealed")
+        told = sealed.load(self._folder)
+        sealing.check(sidecar.session, told)
         if told.epoch != self._wanted_epoch():
             raise AgentError("refused", f"the files are of epoch {told.epoch}")
-        saved = (self._folder / sealed.OUTBOX).read_bytes()
-        descriptor = await self._hold.outbox()
-        try:
-            outbox.load(descriptor, saved)
-        finally:
-            os.close(descriptor)
+        await sealing.load_outbox(self._hold, self._folder)
 
     def _wanted_epoch(self) -> int:
         """Between what was stored and this there may have been attempts to go on with it. For a

@@ -19,11 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast_sidecar import sealed
+from holdfast_sidecar import sealed, sealing
 from holdfast_sidecar.agent import AgentError, Body
 from holdfast_sidecar.fence import Fence, Gone, Superseded
 from holdfast_sidecar.runner import Sidecar, log
-from holdfast_sidecar.sealed import Sealed
 from holdfast_wire.errors import HoldfastError
 
 _PARKED_SECONDS: Final = 120.0
@@ -178,21 +177,7 @@ class Departure:
         """Everything into the folder. If that fails nothing was offered, and it is only parked."""
         session = self._session
         try:
-            await session.seal()
-            (self._folder / sealed.OUTBOX).write_bytes(session.pty.outbox.saved())
-            turn = session.turn
-            state = Sealed(
-                session_id=session.spec.id,
-                epoch=self._epoch,
-                seq=session.ring.head,
-                order=session.inputs.last,
-                created=session.spec.created,
-                active=session.last_active,
-                holder=turn.holder,
-                holder_attached=turn.lead is not None,
-                fork=session.spec.fork,
-            )
-            sealed.save(self._folder, state)
+            await sealing.close(session, self._folder, self._epoch)
             if self._keep:
                 sealed.keep(self._folder)
             elif self._follows:

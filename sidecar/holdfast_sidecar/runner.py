@@ -50,6 +50,9 @@ class Sidecar:
         self.requests: Requests | None = None
         self._server: Server | None = None
 
+    asleep: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether the session was stored, and its processes were ended for that alone."""
+
     def stop_on_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -130,6 +133,11 @@ class Sidecar:
         self, session: Session, server: Server, hold: HoldLink, last: LastWords | None
     ) -> None:
         how = await self._over
+        if self.asleep():
+            log("the session sleeps")
+            self.turn_away()
+            self._stop.set()
+            return
         session.ended(how)
         if session.goes_on_elsewhere:
             server.close()  # whoever is attached looks the session up again, and finds it there

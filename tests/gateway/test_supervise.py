@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway_kit import Place, listener_pid, until
+from holdfast_gateway.folders import Folder
 from holdfast_gateway.supervise import (
     BACKOFF,
     LOG_LIMIT,
@@ -22,12 +24,18 @@ from holdfast_gateway.supervise import (
     Wait,
     decide,
 )
+from holdfast_wire.ids import session_name
 
 
 def seen(
-    *, accepts: bool = True, held: bool = False, runs: bool = False, deaths: int = 0
+    *,
+    accepts: bool = True,
+    held: bool = False,
+    runs: bool = False,
+    waking: bool = False,
+    deaths: int = 0,
 ) -> Observed:
-    return Observed(accepts, held, runs, deaths, last_death=100.0)
+    return Observed(accepts, held, runs, waking, deaths, last_death=100.0)
 
 
 @pytest.mark.parametrize("accepts", [True, False])
@@ -38,6 +46,23 @@ def test_one_is_started_only_for_a_live_session_without_one(
 ) -> None:
     step = decide(seen(accepts=accepts, held=held, runs=runs), now=1000.0)
     assert step == (Start() if accepts and not held and not runs else Leave())
+
+
+def test_a_session_that_is_being_woken_has_none_yet() -> None:
+    assert decide(seen(waking=True), now=1000.0) == Leave()
+
+
+@pytest.mark.parametrize("mark", ["suspending", "waking"])
+def test_who_was_killed_over_it_left_a_mark(tmp_path: Path, mark: str) -> None:
+    folder = Folder(session_name("build"), tmp_path)
+    assert folder.unsettled() is None
+    path = tmp_path / mark
+    path.write_text("/store/build")
+    with path.open() as worker:
+        fcntl.flock(worker, fcntl.LOCK_EX)
+        assert folder.unsettled() is None
+        assert folder.waking() is (mark == "waking")
+    assert folder.unsettled() == Path("/store/build")
 
 
 def test_a_sidecar_that_ran_is_replaced_at_once() -> None:

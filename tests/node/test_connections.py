@@ -84,3 +84,12 @@ def test_an_address_is_changed_whole_and_on_the_loopback_device(address: str, bo
 def test_what_fails_in_another_network_is_raised_here() -> None:
     with pytest.raises(FileNotFoundError):
         connections.in_network(2**22 + 1, lambda: None)
+
+
+def test_on_the_machine_s_network_both_ends_must_be_the_session_s() -> None:
+    def one(local: str, remote: str) -> Connection:
+        return Connection(local, remote, 1, 2, b"")
+
+    pair = [one("127.0.0.1:1", "127.0.0.1:2"), one("[::ffff:127.0.0.1]:2", "[::ffff:127.0.0.1]:1")]
+    other, far = one("127.0.0.1:1", "127.0.0.1:3"), one("10.0.0.1:4", "10.0.0.2:5")
+    assert connections.without_other_end([*pair, other, far]) == sorted([other, far])

@@ -306,7 +306,7 @@ class _Sender:
             self.report.bytes += len(data)
             return
         end = 0
-        for start, stop in _extents(opened, size, sparse=status.st_blocks * 512 < size):
+        for start, stop in extents(opened, size, sparse=status.st_blocks * 512 < size):
             end = start
             while end < stop:
                 piece = self._buffer[: min(stop - end, DATA_MAX)]
@@ -369,7 +369,7 @@ def _open_file(name: bytes, here: int) -> int | None:
     return None
 
 
-def _extents(opened: int, size: int, *, sparse: bool) -> Iterator[tuple[int, int]]:
+def extents(opened: int, size: int, *, sparse: bool) -> Iterator[tuple[int, int]]:
     if not sparse:
         yield 0, size
         return

@@ -158,10 +158,5 @@ def _put_state(source: Path, target: Path, uid: int, gid: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     opened = os.open(target, flags, 0o600)
     with os.fdopen(opened, "wb"), source.open("rb") as data:
-        size = os.fstat(data.fileno()).st_size
-        for start, end in layer.extents(data.fileno(), size, sparse=True):
-            at = os.lseek(opened, start, os.SEEK_SET)
-            while at < end:
-                at += os.sendfile(opened, data.fileno(), at, end - at)
-        os.ftruncate(opened, size)
+        layer.copy(data.fileno(), opened)
         os.fchown(opened, uid, gid)

@@ -135,6 +135,16 @@ def apply(stream: BufferedIOBase, place: Place) -> Report:
     return Report(done.files, done.bytes, done.removed, done.notes)
 
 
+def copy(source: int, target: int) -> None:
+    """One open file into another that is empty, with its holes."""
+    size = os.fstat(source).st_size
+    for start, end in _extents(source, size, sparse=True):
+        at = os.lseek(target, start, os.SEEK_SET)
+        while at < end:
+            at += os.sendfile(target, source, at, end - at)
+    os.ftruncate(target, size)
+
+
 def _send(place: Place, before: Look | None, after: Look, write: Write) -> Report:
     with _Sender(place, write) as sender:
         sender.all(before, after)
@@ -306,7 +316,7 @@ class _Sender:
             self.report.bytes += len(data)
             return
         end = 0
-        for start, stop in extents(opened, size, sparse=status.st_blocks * 512 < size):
+        for start, stop in _extents(opened, size, sparse=status.st_blocks * 512 < size):
             end = start
             while end < stop:
                 piece = self._buffer[: min(stop - end, DATA_MAX)]
@@ -369,7 +379,7 @@ def _open_file(name: bytes, here: int) -> int | None:
     return None
 
 
-def extents(opened: int, size: int, *, sparse: bool) -> Iterator[tuple[int, int]]:
+def _extents(opened: int, size: int, *, sparse: bool) -> Iterator[tuple[int, int]]:
     if not sparse:
         yield 0, size
         return

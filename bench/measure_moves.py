@@ -20,14 +20,16 @@ from e2e.cluster import faults
 from e2e.cluster.places import SHARED
 from e2e.cluster.running import running
 from e2e.lab import Lab, Mark, until
-from e2e.movers import WALKER, agent_pid, ask, await_agents, check, shared
+from e2e.movers import WALKER, agent_pid, ask, await_agents, check, phase, shared
 
 from bench.measure_memory import memory_mib
 from bench.report import Figures, Table
 
 SIZES: Final = {"50mb": 50_000_000, "1gib": 1 << 30}
-MOVES: Final = {"50mb": 5, "1gib": 3}
+FOLLOWING: Final = {"1gib": 1 << 30, "4gib": 4 << 30}  # memory that follows the session
+MOVES: Final = {"50mb": 5, "1gib": 3, "4gib": 3}
 EVERY: Final = 0.002  # seconds between two lines: the least freeze that can be told
+BUILT_WITHIN: Final = 120.0
 MOVED_WITHIN: Final = 120.0
 HEAP: Final = """
 import os, sys
@@ -82,7 +84,7 @@ def measure(table: Table) -> Figures:
     figures: Figures = {}
     with on_a_cluster() as lab:
         for name, size in SIZES.items():
-            frozen, floor = _moved(lab, name, size), _alone(name, size)
+            frozen, floor = _moved(lab, name, size, "Copy"), _alone(name, size)
             figures[f"move_freeze_{name}_seconds"] = frozen
             figures[f"criu_floor_{name}_seconds"] = floor
             figures[f"move_freeze_{name}_ratio_to_criu"] = frozen / floor
@@ -90,24 +92,30 @@ def measure(table: Table) -> Figures:
             table.cell(f"{frozen:.3f}")
             table.cell(f"CRIU alone {floor:.3f}")
             table.cell(f"ratio {frozen / floor:.2f}")
+        for name, size in FOLLOWING.items():
+            frozen = _moved(lab, name, size, "PostCopy")
+            figures[f"postcopy_freeze_{name}_seconds"] = frozen
+            table.row(f"{name}, post-copy")
+            table.cell(f"{frozen:.3f}")
         figures["agent_idle_mib"] = _idle_agents(lab)
         table.row("agent, idle")
         table.cell(f"{figures['agent_idle_mib']:.1f} MiB")
     return figures
 
 
-def _moved(lab: Lab, name: str, size: int) -> float:
+def _moved(lab: Lab, size_name: str, size: int, memory: str) -> float:
     """The median of some moves back and forth."""
-    store = SHARED / f"heap-{name}"
-    store.unlink(missing_ok=True)
-    command = ("python3", "-c", HEAP + WALKER, f"/shared/heap-{name}", str(EVERY), str(size))
-    session = lab.session(f"heap-{name}", *command, **shared())
-    until(lambda: len(session.marks()) > 100, "it counts")
-    for _ in range(MOVES[name]):
+    name = f"{memory.lower()}-{size_name}"
+    (SHARED / name).unlink(missing_ok=True)
+    command = ("python3", "-c", HEAP + WALKER, f"/shared/{name}", str(EVERY), str(size))
+    session = lab.session(name, *command, spec={"move": {"memory": memory}}, **shared())
+    until(lambda: len(session.marks()) > 100, "it counts", BUILT_WITHIN)
+    for _ in range(MOVES[size_name]):
         epoch = ask(session)
         session.await_epoch(epoch + 1, MOVED_WITHIN)
         session.writes_on()
-    marks = check(session, MOVES[name] + 1)
+        until(lambda: phase(session) == "Complete", "its memory is all there", MOVED_WITHIN)
+    marks = check(session, MOVES[size_name] + 1)
     session.delete()
     return statistics.median(_freezes(marks))
 

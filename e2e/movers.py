@@ -35,17 +35,18 @@ MOVED_WITHIN: Final = 60.0
 AGENT: Final = ("-l", "app.kubernetes.io/component=node")
 
 # The counter of `lab.COUNTER`, which lives through moves: its epoch is that of the moment. The
-# longest time between two of its ticks is how long it was frozen, as it saw it itself.
+# longest time between two of its ticks is how long it was frozen. By the wall clock: to a restored
+# process CRIU gives a time namespace in which the others stood still from the dump to the restore.
 WALKER: Final = """
 import os, sys, time
 path, every = os.environ["HOLDFAST_EPOCH_FILE"], float(sys.argv[2])
 store = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-n = 0
+n, since = 0, time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 while True:
     n += 1
     with open(path) as now:
         epoch = now.read().strip()
-    at = time.clock_gettime(time.CLOCK_BOOTTIME)
+    at = time.time() - since
     os.write(store, f"{epoch} {n} {at:.4f}\\n".encode())
     print(f"<{epoch}:{n}>", flush=True)
     time.sleep(every)

@@ -56,12 +56,12 @@ def told():
         sums.write(hashlib.sha256(heap).hexdigest() + "\\n")
 told()
 store = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-n = 0
+n, since = 0, time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 while True:
     n += 1
     with open(path) as now:
         epoch = now.read().strip()
-    at = time.clock_gettime(time.CLOCK_BOOTTIME)
+    at = time.time() - since
     os.write(store, f"{epoch} {n} {at:.4f}\\n".encode())
     if os.path.exists(sys.argv[1] + ".asked"):
         os.unlink(sys.argv[1] + ".asked")

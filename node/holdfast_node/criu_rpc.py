@@ -22,7 +22,7 @@ from pycriu.images import fdinfo_pb2, mm_pb2, pagemap_pb2, pstree_pb2
 
 from .entering import Entered
 
-LOG_LEVEL: Final = 4
+LOG_LEVEL: Final = 3  # with more it has a line for each piece of memory, and takes twice as long
 SEIZE_SECONDS: Final = 5  # the tree is frozen already, so this takes milliseconds or never ends
 GHOST_LIMIT: Final = 64 << 20
 _LAZY, _PRESENT = 2, 4  # of a pagemap's entry

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,6 +157,6 @@ def _put_state(source: Path, target: Path, uid: int, gid: int) -> None:
     target.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     opened = os.open(target, flags, 0o600)
-    with os.fdopen(opened, "wb") as out, source.open("rb") as data:
-        shutil.copyfileobj(data, out, 1 << 20)
+    with os.fdopen(opened, "wb"), source.open("rb") as data:
+        layer.copy(data.fileno(), opened)
         os.fchown(opened, uid, gid)

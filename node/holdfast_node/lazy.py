@@ -48,7 +48,8 @@ class PagesLost(Permanent):
 async def serve(stream: socket.socket, cage: Freezer) -> None:
     loop = asyncio.get_running_loop()
     stream.setblocking(False)
-    buffer = memoryview(bytearray(pager.CHUNK))
+    head = pager.MESSAGE.size
+    buffer = memoryview(bytearray(head + pager.CHUNK))
     with contextlib.ExitStack() as opened:
         memory = _memory(cage, opened)
         while True:
@@ -59,13 +60,21 @@ async def serve(stream: socket.socket, cage: Freezer) -> None:
                     return
                 if pid not in memory or not 0 < size <= pager.CHUNK or (address | size) % PAGE:
                     raise PagesLost("the target asked for something that is no page")
-                count = await asyncio.to_thread(os.preadv, memory[pid], [buffer[:size]], address)
+                buffer[:head] = asked
+                whole = buffer[: head + size]
+                count = await _read(memory[pid], whole[head:], address)
                 if count != size or not cage.frozen():
                     raise PagesLost("the session is not as it was dumped any more")
-                await loop.sock_sendall(stream, asked)
-                await loop.sock_sendall(stream, buffer[:size])
+                await loop.sock_sendall(stream, whole)
             except OSError as error:
                 raise PagesLost(f"pages could not be sent: {error}") from error
+
+
+async def _read(memory: int, view: memoryview, address: int) -> int:
+    """Of what somebody waits for, without a detour."""
+    if len(view) <= pager.NEAR:
+        return os.preadv(memory, [view], address)
+    return await asyncio.to_thread(os.preadv, memory, [view], address)
 
 
 def _memory(cage: Freezer, opened: contextlib.ExitStack) -> dict[int, int]:

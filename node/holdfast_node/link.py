@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from holdfast_wire.errors import BadRequest, Retry, Unauthenticated
 
-VERSION: Final = 1
+VERSION: Final = 2
 PEER: Final = "holdfast-node"  # the name in every agent's certificate
 SILENCE: Final = 10.0  # seconds without a byte, and the link counts as lost
 TICK: Final = 2.0  # a side with nothing to say says so this often
@@ -48,6 +48,7 @@ class Frame(IntEnum):
     RECEIVED = 9  # all is there and found right
     COMMITTED = 10
     FAILED = 11  # body: the reason
+    ZEROS = 12  # of a part: as DATA, CHUNK of them
 
 
 _KINDS: Final = frozenset(Frame)

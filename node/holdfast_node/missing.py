@@ -7,7 +7,7 @@ with, because it has moved memory about since (mremap), both are kept.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 
@@ -67,9 +67,16 @@ class Ranges:
         self._ends[first:last] = [one for _, one in left]
         return gone
 
-    def first(self, size: int) -> tuple[int, int]:
-        """Its beginning, at most so many bytes of it."""
-        return self._starts[0], min(self._ends[0], self._starts[0] + size)
+
+def in_turn(missing: Mapping[int, Ranges], size: int, large: int) -> Iterator[tuple[int, int, int]]:
+    """(PID, start, end) of pieces of at most `size`, in the order to ask for them when nobody waits
+    for one. First what lies in ranges that are not `large`: a heap is one range, and what a
+    program needs to go on at all lies beside it."""
+    every = [(pid, *one) for pid, ranges in missing.items() for one in ranges]
+    every.sort(key=lambda one: one[2] - one[1] > large)
+    for pid, start, end in every:
+        for at in range(start, end, size):
+            yield pid, at, min(end, at + size)
 
 
 @dataclass(frozen=True)

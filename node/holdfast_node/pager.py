@@ -46,7 +46,7 @@ from holdfast_wire.errors import HoldfastError
 from . import uffd
 from .containers import ending
 from .freezer import Freezer
-from .missing import Missing, Ranges
+from .missing import Missing, Ranges, in_turn
 from .uffd import PAGE, Event, Kind
 
 LISTENS: Final = "lazy-pages.socket"  # where CRIU's restore looks for it, in its folder
@@ -63,9 +63,11 @@ ENTRY: Final = struct.Struct("=QQQQ")
 MESSAGE: Final = struct.Struct("=IIQQ")
 GET, CLOSE = 1, 2
 CHUNK: Final = 1 << 20  # the most that is asked for at once
-_NEAR: Final = 64 << 10  # asked for when somebody waits for its first page
+NEAR: Final = 64 << 10  # asked for when somebody waits for its first page
+_PIECE: Final = 256 << 10  # asked for when nobody waits
 _ASKED: Final = 2 * CHUNK  # and not answered yet: whoever waits for a page waits for that too
 _REQUESTS: Final = 64
+_BUSY_SECONDS: Final = 0.2  # after somebody waited, little is asked for that nobody waits for
 _RESTORED: Final = 0x52535446  # CRIU's word for: all processes are there, with their memory mapped
 _REASON: Final = 1 << 10  # bytes
 _LOOK_SECONDS: Final = 1.0
@@ -122,9 +124,9 @@ class Source:
         self.asked.append((pid, start, end))
         self.flush()
 
-    def has_room(self) -> bool:
+    def has_room(self, size: int) -> bool:
         asked = sum(end - start for _, start, end in self.asked)
-        return asked < _ASKED and len(self.asked) < _REQUESTS
+        return asked < size and len(self.asked) < _REQUESTS
 
     def flush(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -167,6 +169,8 @@ class Pager:
         self._buffer = ctypes.addressof(ctypes.c_char.from_buffer(self._source.body))
         self._spaces: list[Space] = []
         self._unasked: dict[int, Ranges] = {}
+        self._turn: deque[tuple[int, int, int]] = deque()  # PID, start, end, as they are asked for
+        self._waited = 0.0  # when somebody last did
         self._wiped: list[tuple[int, int, int]] = []  # PID, start, end
         self._restored = False
         self._waiting = selectors.DefaultSelector()
@@ -207,6 +211,7 @@ class Pager:
             else:
                 found.setdefault(pid, []).append((start, start + size))
         self._unasked = {pid: Ranges(ranges) for pid, ranges in found.items()}
+        self._turn.extend(in_turn(self._unasked, _PIECE, CHUNK))
         return restorer
 
     def _from_agent(self) -> bool:
@@ -279,8 +284,9 @@ class Pager:
         if was is None:
             uffd.zero(space.fd, address)
             return
+        self._waited = time.monotonic()
         # Before all memory is mapped, what is near may have no place yet.
-        near = was + (_NEAR if self._restored else PAGE)
+        near = was + (NEAR if self._restored else PAGE)
         for start, end in self._unasked[space.pid].within(was, near)[:1]:
             if start == was:
                 self._unasked[space.pid].remove(start, end)
@@ -341,14 +347,12 @@ class Pager:
                 self._look(space)
                 if not space.missing:
                     self._leave(space)
-        while self._source.has_room() and (pid := self._next()):
-            start, end = self._unasked[pid].first(CHUNK)
-            self._unasked[pid].remove(start, end)
-            if any(space.missing.pieces(start, end) for space in self._of(pid)):
-                self._source.ask(pid, start, end)
-
-    def _next(self) -> int:
-        return next((one.pid for one in self._spaces if self._unasked.get(one.pid)), 0)
+        busy = time.monotonic() - self._waited < _BUSY_SECONDS
+        while self._turn and self._source.has_room(_PIECE if busy else _ASKED):
+            pid, first, last = self._turn.popleft()
+            for start, end in self._unasked[pid].remove(first, last):
+                if any(space.missing.pieces(start, end) for space in self._of(pid)):
+                    self._source.ask(pid, start, end)
 
     def _close(self) -> None:
         """The source hears that it is not needed any more; it is not, whether it hears it or not.

@@ -43,6 +43,7 @@ from .pair import (
 _TELL: Final = 64 << 20  # bytes between two words of progress
 _AT_ONCE: Final = 16  # connections; a node has few sessions to take at a time
 _PARTS: Final = 4096  # of one checkpoint: CRIU writes some ten files for each process
+_ZEROS: Final = bytes(CHUNK)
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 T = TypeVar("T")
 
@@ -188,8 +189,8 @@ class Receiver:
         try:
             while True:
                 kind, number, length = self.link.head()
-                if kind == Frame.DATA:
-                    self._data(number, length)
+                if kind in (Frame.DATA, Frame.ZEROS):
+                    self._data(number, length, zeros=kind == Frame.ZEROS)
                     if limit is not None and self.taken > limit:
                         raise TooLarge(f"the checkpoint is larger than {limit >> 20} MiB")
                     if self.taken - told >= _TELL:
@@ -230,17 +231,20 @@ class Receiver:
             raise BadRequest(f"the part {name} stands in the way of another") from None
         self._coming[number] = _Coming(name, opened, self.keys.tagger(self._salt, name))
 
-    def _data(self, number: int, length: int) -> None:
+    def _data(self, number: int, length: int, *, zeros: bool) -> None:
         coming = self._coming.get(number)
-        if coming is None:
+        if coming is None or (zeros and length):
             raise BadRequest("the other agent sent bytes of no part")
-        view = self._buffer[:length]
-        self.link.read_into(view)
+        if zeros:
+            view = memoryview(_ZEROS)
+            os.ftruncate(coming.opened, coming.size + CHUNK)
+        else:
+            view = self._buffer[:length]
+            self.link.read_into(view)
+            _write(coming.opened, view, coming.size)
         coming.tagger.update(view)
-        coming.size += length
-        self.taken += length
-        while view:
-            view = view[os.write(coming.opened, view) :]
+        coming.size += len(view)
+        self.taken += len(view)
 
     def _end(self, number: int, body: bytes, directory: Path) -> None:
         coming = self._coming.pop(number, None)
@@ -273,6 +277,12 @@ class Receiver:
         self.link.send(Frame.RECEIVED)
         self.received = True
         return manifest
+
+
+def _write(opened: int, view: memoryview, at: int) -> None:
+    while view:
+        count = os.pwrite(opened, view, at)
+        view, at = view[count:], at + count
 
 
 Handler = Callable[[Receiver], Awaitable[None]]

@@ -119,19 +119,18 @@ class Taking:
         sealed = await ask(pod.uid, "seal", seconds=SIDECAR_SECONDS, **how)
         pids = descendants(dumping.keeper)
         taken = await asyncio.to_thread(_empty_terminal, dumping.keeper, pod)
-        await self._memory(dumping)
+        await self._memory(dumping, sealed, taken)
         places = layer.places_of(pod.hold, self._order.volumes)
         for (name, place), look in zip(places.items(), self._looks, strict=True):
             await self._parts.send_from(
                 f"{name}.later", partial(layer.difference, place, look, pids=pids)
             )
-        await self._state(sealed)
-        await self._parts.send_bytes("queued", json.dumps(taken.to_json()).encode())
         return int(sealed.get("seq", 0))
 
-    async def _memory(self, dumping: Dumping) -> None:
+    async def _memory(self, dumping: Dumping, sealed: dict[str, Any], taken: Taken) -> None:
+        """And what changes no more since it is sealed: CRIU needs a while for its first page."""
         done = asyncio.Event()
-        sending = asyncio.create_task(self._parts.follow("images", self._images, done))
+        sending = asyncio.create_task(self._follow(sealed, taken, done))
         try:
             await dumping.dump()
             done.set()
@@ -139,6 +138,11 @@ class Taking:
         finally:
             sending.cancel()
             await asyncio.wait([sending])
+
+    async def _follow(self, sealed: dict[str, Any], taken: Taken, done: asyncio.Event) -> None:
+        await self._state(sealed)
+        await self._parts.send_bytes("queued", json.dumps(taken.to_json()).encode())
+        await self._parts.follow("images", self._images, done)
 
     async def _state(self, sealed: dict[str, Any]) -> None:
         state = SidecarLink(sidecar_of(containers.find(self._order.source_pod))).state

@@ -2,7 +2,7 @@
 of it. One connection for each; nothing is resumed. A link that is lost is lost, and what counts
 afterwards is the Lease, never what either agent believes.
 
-    sender     HELLO  BEGIN DATA... END  (parts may overlap)  MANIFEST
+    sender     HELLO  BEGIN DATA|ZEROS... END  (parts may overlap)  MANIFEST
     receiver   PROGRESS...  RECEIVED  TICK...  COMMITTED | FAILED
 
 The work is done by one thread for each connection; memory is bounded by one chunk for each.
@@ -38,6 +38,7 @@ __all__ = ["Aborted", "LinkLost", "Progress", "Receiver", "Sender", "connect", "
 _POLL: Final = 0.003  # seconds between looks at a file that grows: 3 MB at 1 GB/s
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 _PAGE: Final = 4096
+_ZEROS: Final = bytes(CHUNK)
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 T = TypeVar("T")
 
@@ -202,7 +203,10 @@ class Sender:
         for at in range(0, len(view), CHUNK):
             piece = view[at : at + CHUNK]
             going.tagger.update(piece)
-            self._send(Frame.DATA, piece, going.number)
+            if len(piece) == CHUNK and piece[0] == piece[-1] == 0 and bytes(piece) == _ZEROS:
+                self._send(Frame.ZEROS, b"", going.number)  # most of a ring that was never filled
+            else:
+                self._send(Frame.DATA, piece, going.number)
             self._check()
             going.size += len(piece)
             self.progress.sent += len(piece)

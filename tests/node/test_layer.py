@@ -281,3 +281,17 @@ def test_a_root_that_is_no_overlay_is_said() -> None:
         assert "not overlayfs" in str(error)  # noqa: PT017
     else:
         assert place.overlay
+
+
+@pytest.mark.parametrize("size", [0, 3, 16 << 20])
+def test_a_file_is_copied_with_its_holes(tmp_path: Path, size: int) -> None:
+    with (tmp_path / "source").open("w+b") as source, (tmp_path / "target").open("wb") as target:
+        if size > 8 << 20:
+            source.write(b"head")
+            source.seek(8 << 20)
+        source.write(b"ab" if size else b"")
+        source.truncate(size)
+        layer.copy(source.fileno(), target.fileno())
+    copied = tmp_path / "target"
+    assert copied.read_bytes() == (tmp_path / "source").read_bytes()
+    assert copied.stat().st_blocks * 512 < 1 << 20

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_node.missing import Missing, Piece, Ranges
+from holdfast_node.missing import Missing, Piece, Ranges, in_turn
 
 _SPAN = 40
 Span = tuple[int, int]
@@ -22,8 +22,15 @@ def test_adjacent_ranges_are_one() -> None:
     ranges = Ranges([(8, 12), (0, 4), (4, 8), (16, 20)])
     assert list(ranges) == [(0, 12), (16, 20)]
     assert len(ranges) == 16
-    assert ranges.first(5) == (0, 5)
     assert ranges.within(10, 18) == [(10, 12), (16, 18)]
+
+
+def test_what_lies_beside_a_large_range_comes_before_it() -> None:
+    missing = {7: Ranges([(0, 2), (10, 25), (30, 34)]), 8: Ranges([(40, 45)])}
+    assert list(in_turn(missing, size=4, large=5)) == [
+        (7, 0, 2), (7, 30, 34), (8, 40, 44), (8, 44, 45),
+        (7, 10, 14), (7, 14, 18), (7, 18, 22), (7, 22, 25),
+    ]  # fmt: skip
 
 
 @given(st.lists(st.tuples(st.booleans(), spans), max_size=20))

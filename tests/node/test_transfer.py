@@ -124,6 +124,29 @@ async def sent(sender: Sender, total: int) -> None:
         await asyncio.sleep(pause)
 
 
+async def test_zeros_are_not_sent_and_are_holes_there(
+    tls: Contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = b"head" + bytes(8 << 20) + b"tail" + bytes(2 << 20)
+    taking, sent = Taking(tmp_path / "in"), 0
+    async with linked(tls, taking) as sender:
+        send = sender._link.send
+
+        def counted(kind: Frame, body: bytes | memoryview = b"", part: int = 0) -> None:
+            nonlocal sent
+            sent += len(body)
+            send(kind, body, part)
+
+        monkeypatch.setattr(sender._link, "send", counted)
+        await sender.send_bytes("state/ring", ring)
+        await sender.finish(FACTS)
+        await sender.outcome()
+        assert sender.progress.sent == sender.progress.taken == len(ring)
+    assert sent < 1 << 20
+    assert (tmp_path / "in" / "state" / "ring").read_bytes() == ring
+    assert (tmp_path / "in" / "state" / "ring").stat().st_blocks * 512 < 1 << 20
+
+
 async def test_growing_files_are_sent_while_they_grow_and_freed(
     tls: Contexts, tmp_path: Path
 ) -> None:
@@ -310,7 +333,7 @@ async def test_silence_is_a_lost_link(
 
     async with linked(tls, handler) as sender:
         with pytest.raises(LinkLost, match="nothing from the other agent"):
-            await sender.send_bytes("layer", bytes(64 << 20))
+            await sender.send_bytes("layer", b"x" * (64 << 20))
 
 
 async def test_a_pause_of_either_side_is_no_silence(
@@ -373,6 +396,8 @@ async def test_impossible_names_are_refused_by_both_sides(
         [(Frame.BEGIN, b"a", 1), (Frame.BEGIN, b"b", 1)],
         [(Frame.BEGIN, b"a", 1), (Frame.BEGIN, b"a/b", 2)],
         [(Frame.BEGIN, b"a", 1), (Frame.DATA, b"x", 1), (Frame.END, b'{"size":1}', 1)],
+        [(Frame.BEGIN, b"a", 1), (Frame.ZEROS, b"x", 1)],
+        [(Frame.ZEROS, b"", 1)],
         [(Frame.BEGIN, b"a", 1), (Frame.MANIFEST, b"", 0)],
         [(Frame.MANIFEST, b"", 0)],
         [(Frame.COMMITTED, b"", 0)],

@@ -38,6 +38,7 @@ _CHUNK: Final = 16 << 20  # in one request; of 10,000 at most for each object
 _AT_ONCE: Final = 4  # requests of one object
 _REQUEST: Final = timedelta(seconds=60)
 _RETRY: Final = timedelta(seconds=60)
+_ASKED: Final = timedelta(seconds=5)  # a bucket that does not answer by then is not there
 _ABANDONED: Final = timedelta(days=1)  # parts without a manifest: nobody uploads for so long
 
 
@@ -51,23 +52,16 @@ class S3:
     def __init__(self, bucket: Bucket, keys: Keys) -> None:
         self._bucket, self._keys = bucket, keys
         self._seen: dict[str, Kept] = {}  # manifests do not change
-        config: S3Config = {"region": bucket.region or "us-east-1"}
-        if bucket.endpoint:
-            config["endpoint"] = bucket.endpoint
-        plain = bucket.endpoint.startswith("http://")
-        self._store = S3Store(
-            bucket.name,
-            config=config,
-            client_options={
-                "timeout": _REQUEST,
-                "connect_timeout": timedelta(seconds=10),
-                "allow_http": plain,
-            },
-            retry_config={"max_retries": 6, "retry_timeout": _RETRY},
-        )
+        self._store = _connected(bucket, _REQUEST, timedelta(seconds=10), retries=6)
+        self._asked = _connected(bucket, _ASKED, _ASKED, retries=1)
 
     def location(self, session: str, checkpoint: str) -> str:
         return f"s3://{self._bucket.name}/{self._key(session, checkpoint)}"
+
+    def reach(self) -> None:
+        """It answers, soon. Raises Unavailable."""
+        with _told():
+            next(iter(obstore.list(self._asked, self._bucket.prefix or None)), None)
 
     def put(self, parts: Path, manifest: bytes) -> Kept:
         """Keeps what lies in `parts`. Raises Unfit, AlreadyExists and Unavailable."""
@@ -195,6 +189,22 @@ class S3:
                 obstore.delete(self._store, paths)
             except FileNotFoundError:
                 return
+
+
+def _connected(bucket: Bucket, request: timedelta, connect: timedelta, retries: int) -> S3Store:
+    config: S3Config = {"region": bucket.region or "us-east-1"}
+    if bucket.endpoint:
+        config["endpoint"] = bucket.endpoint
+    return S3Store(
+        bucket.name,
+        config=config,
+        client_options={
+            "timeout": request,
+            "connect_timeout": connect,
+            "allow_http": bucket.endpoint.startswith("http://"),
+        },
+        retry_config={"max_retries": retries, "retry_timeout": _RETRY},
+    )
 
 
 class _Reader(io.RawIOBase):

@@ -49,6 +49,9 @@ class Remote(Store, Protocol):
 
     def location(self, session: str, checkpoint: str) -> str: ...
 
+    def reach(self) -> None:
+        """Raises Unavailable if it does not answer soon."""
+
 
 @dataclass(frozen=True)
 class Others:
@@ -76,7 +79,7 @@ class Stores:
     async def ready(self, order: Keep) -> None:
         """Before the session is stopped for it: is there anybody to keep it?"""
         if order.store is Where.S3:
-            self._object_store()
+            await asyncio.to_thread(self._object_store().reach)
             return
         reasons: list[str] = []
         for node in order.keepers:

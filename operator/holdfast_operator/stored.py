@@ -83,7 +83,9 @@ def sleeping(seen: Observed) -> Condition:
     if sleep is None:
         return _not_ready(Reason.SUSPENDED, "spec.suspended is true: it has not begun")
     order = named(seen.orders or (), sleep.checkpoint)
-    if seen.orders is not None and (order is None or not order.usable):
+    # The Lease may say it a moment before the order does.
+    done = order is not None and (order.usable or order.under_way(seen.wall))
+    if seen.orders is not None and not done:
         state = "gone" if order is None else f"not complete ({order.phase})"
         return _not_ready(
             Reason.CHECKPOINT_GONE,

@@ -233,3 +233,23 @@ async def test_a_keep_and_a_bring_by_way_of_the_bucket(store: S3, tmp_path: Path
     assert (tmp_path / "out/state/ring").read_bytes() == PARTS["state/ring"]
     with pytest.raises(NotFound, match="does not know"):
         await stores.get(replace(wanted, location="s3://else/where"), tmp_path / "again")
+
+
+async def test_nobody_is_stopped_for_a_bucket_that_does_not_answer(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(*_: object) -> Any:
+        raise AssertionError("no other agent is asked")
+
+    monkeypatch.setattr("holdfast_node.s3._ASKED", timedelta(seconds=0.5))
+    disk = Peer(tmp_path / "kept", KEYS, 1 << 30, reserve=0)
+    order = replace(KEEP, store=Where.S3, keepers=())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        mute = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        for wrong in (replace(bucket, endpoint=mute), replace(bucket, name="no-such-bucket")):
+            others = Others(nobody, nobody, KEYS)
+            stores = Stores("a", disk, tmp_path / "spool", others, nobody, S3(wrong, KEYS))
+            began = time.monotonic()
+            with pytest.raises(Unavailable, match="the object store"):
+                await stores.ready(order)
+            assert time.monotonic() - began < 5

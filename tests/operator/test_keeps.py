@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator import keeps, names, restores, suspension
+from holdfast_operator import keeps, names, restores, stored, suspension
 from holdfast_operator.decide import decide
 from holdfast_operator.keeps import CreateKeep, DeleteCheckpoints
 from holdfast_operator.model import Cause, NodeSeen, Observed, Phase, PodSeen
@@ -255,6 +255,24 @@ ASLEEP: list[tuple[Observed, Step]] = [
 @pytest.mark.parametrize(("picture", "step"), ASLEEP)
 def test_asleep(picture: Observed, step: Step) -> None:
     assert decide(picture) == step
+
+
+@pytest.mark.parametrize(
+    ("orders", "reason"),
+    [
+        ((order(),), "Suspended"),
+        # The Lease says it a moment before the order does.
+        ((order(phase="Transferring", stops=True),), "Suspended"),
+        ((order(phase="Transferring", stops=True, age=100_000),), "CheckpointGone"),
+        ((order(phase="Failed"),), "CheckpointGone"),
+        ((order(2),), "CheckpointGone"),
+        (None, "Suspended"),
+    ],
+)
+def test_what_is_said_of_one_that_is_asleep(
+    orders: tuple[CheckpointSeen, ...] | None, reason: str
+) -> None:
+    assert stored.sleeping(replace(asleep(), orders=orders)).reason == reason
 
 
 @pytest.mark.parametrize("may_take", [False, True])

@@ -55,6 +55,7 @@ class Reason(StrEnum):
     LOST = "Lost"
     BACKING_OFF = "BackingOff"
     ENDED = "Ended"
+    DRAINED = "Drained"
     START_ERROR = "StartError"
     SUSPENDING = "Suspending"
     SUSPENDED = "Suspended"

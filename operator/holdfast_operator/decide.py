@@ -38,6 +38,7 @@ First row that fits:
                      else                                     Wait
     released         command could not start                  End: Failed
                      command exited, or was to be ended       End: Ended
+                     drained, onDrain: End                    End: Ended
                      pod was terminated                       lost: PodDeleted
                      no word                                  lost: Released, or MemoryLost if
                                                               that was still to come
@@ -55,6 +56,7 @@ First row that fits:
                      no pod, or it finished                   Wait
     in order         budget is not for this epoch             SetBudget; or while memory is still to
                                                               come, for the one before, then Wait
+                     onDrain: End, and there is a budget      DeleteBudget: a drain ends it
                      nobody there for long, idle.then: End    SetEnded
                      it runs, and is to be elsewhere          (moves.py)
                      it runs, and is to be stored             (keeps.py)
@@ -62,6 +64,7 @@ First row that fits:
 
     lost             may not yet take                         Wait
                      to be ended                              End: Ended
+                     drained, onDrain: End                    End: Ended
                      status says asleep, and it has started   RaiseEpoch: it is not any more
                      asleep until now                         woken
                      a fork that never started                (forks.py), then TakeOver
@@ -110,6 +113,7 @@ from holdfast_operator.times import moment
 LOOK_AGAIN_SECONDS: Final = 10.0
 # A pod whose session ended stops by itself, unless another container of the template goes on.
 SETTLE_SECONDS: Final = 60.0
+DRAINED: Final = "its node was drained, and spec.move.onDrain is End"
 
 
 def decide(seen: Observed) -> Step:
@@ -260,7 +264,10 @@ def _current(seen: Observed) -> Step:
     elif pod is None or pod.finished:
         return Wait(seen.take_at)
     covered = lease.epoch if late is None else late.epoch
-    if seen.budget != covered:
+    if seen.session.on_drain == "End" and late is None:
+        if seen.budget is not None:
+            return DeleteBudget()
+    elif seen.budget != covered:
         return SetBudget(covered)
     if late is not None:
         return Wait(seen.now + (late.ends_at(seen.wall) - seen.wall).total_seconds())
@@ -351,6 +358,8 @@ def _released(seen: Observed) -> Step:
     left = lease.exit
     if left is not None and (left.cause != "terminated" or seen.session.ended):
         return End(Phase.ENDED, "Ended", _how(left), left)
+    if left is not None and _drain_ends(seen):
+        return End(Phase.ENDED, "Drained", f"{DRAINED}: {_how(left)}", left)
     if left is not None:
         return _lost(seen, Cause.POD_DELETED)
     pod = seen.pod
@@ -379,6 +388,8 @@ def _lost(seen: Observed, cause: Cause) -> Step:
     session, epoch = seen.session, max(seen.epoch, seen.high_water) + 1
     if session.ended:
         return _ended(seen)
+    if cause in (Cause.POD_DELETED, Cause.HOST_LOST) and _drain_ends(seen):
+        return End(Phase.ENDED, "Drained", f"{DRAINED}; its command's exit was not seen")
     if _behind(seen):
         return RaiseEpoch()
     sleep = suspension.asleep(seen)
@@ -395,6 +406,10 @@ def _lost(seen: Observed, cause: Cause) -> Step:
         return Wait(seen.retry_at)
     goes_on = session.recovery is Recovery.RESTORE_LAST
     return TakeOver(epoch, cause, restores.last(seen, epoch, cause) if goes_on else None)
+
+
+def _drain_ends(seen: Observed) -> bool:
+    return seen.session.on_drain == "End" and seen.drained
 
 
 def _behind(seen: Observed) -> bool:

@@ -11,11 +11,13 @@ First row that fits:
                    up, and the session is about to arrive in it         not yet
                    of an epoch that nobody has                          yes
                    one whose command does not run                       yes
+    onDrain        is End                                               yes, and that ends it
     its node       has no agent                                         yes
-    onDrain        is Wait or End                                       yes
+    onDrain        is Wait                                              yes
                    is Live or Hibernate                                 not yet, and it is to leave
 
-A cordoned node is left anyway, and needs no mark: uncordoning it calls that off.
+A session that is to end with it is marked, so that its pod's end is known for the drain's. It has no
+budget. A cordoned node is left anyway, and else needs no mark: uncordoning it calls that off.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _LEAVES: Final = {"Live": "is being moved to another node", "Hibernate": "is bei
 @dataclass(frozen=True, slots=True)
 class Verdict:
     why: str = ""  # not yet, and why; "": yes
-    mark: int | None = None  # the epoch that is to be marked, so that it leaves its node
+    mark: int | None = None  # the epoch that is to be marked: it leaves its node, or ends
 
     @property
     def allowed(self) -> bool:
@@ -57,6 +59,8 @@ def judge(
         return Verdict(_said(session, "is arriving in this pod"))
     if pod.epoch != lease.epoch or lease.record.holder == "" or not lease.started:
         return YES
+    if session.on_drain == "End":
+        return Verdict(mark=lease.epoch)
     doing = _LEAVES.get(session.on_drain)
     if doing is None or node is None or not node.agent:
         return YES

@@ -13,12 +13,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from holdfast_operator import names
+from holdfast_operator import leaving, names
 from holdfast_operator.names import Key
 from holdfast_operator.notes import Exit, Fresh, Restore
 from holdfast_operator.orders import CheckpointSeen
 from holdfast_operator.template import Refusal
 from holdfast_operator.text import plain
+from holdfast_operator.times import moment
 from holdfast_wire.lease import NOBODY, Epoch, Record
 
 Object = Mapping[str, Any]
@@ -317,6 +318,8 @@ class PodSeen:
     stored: str = ""  # made for what this checkpoint stored
     up: bool = False  # its containers run; what runs in them is another question
     image: str = ""  # what the session's container really runs, as the runtime names it
+    goes_at: datetime | None = None  # when its grace is up, if it is being deleted
+    lingers: bool = False  # its hold puts off a SIGTERM
 
     @classmethod
     def of(cls, item: Object, owner: str) -> PodSeen:
@@ -335,6 +338,8 @@ class PodSeen:
             stored=waits.removeprefix(names.STORED) if waits.startswith(names.STORED) else "",
             up=_up(status),
             image=_image(status),
+            goes_at=moment(meta.get("deletionTimestamp")),
+            lingers=leaving.lingers(spec),
         )
 
 
@@ -438,6 +443,7 @@ class Observed:
     origin: Observed | None = None  # the session that this one is to be a fork of
     origins: tuple[CheckpointSeen, ...] = ()  # checkpoints it can begin from
     unfit: tuple[str, ...] = ()  # nodes whose processor lacks what its own node's has
+    agents: bool = False  # there is a node that sessions can leave and arrive on
 
     @property
     def target(self) -> PodSeen | None:

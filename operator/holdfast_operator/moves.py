@@ -8,6 +8,9 @@ With post-copy the session runs elsewhere before its memory is there (`following
 is over, or it is clear that nobody comes to its end, the former pod and its budget stay, and
 nothing else is ordered.
 
+A pod that is deleted is a reason too, as long as there is time (`leaving.py`). Its hold puts the
+SIGTERM off while `leaving` says so, in the status, where the sidecar reads it.
+
 Called for a session whose command runs and whose Lease is renewed. First row that fits:
 
     no reason to move    a target pod, and an order       Wait: it may be just arriving there
@@ -27,8 +30,10 @@ Called for a session whose command runs and whose Lease is renewed. First row th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from holdfast_operator import keeps, suspension
+from holdfast_operator import leaving as leaves
 from holdfast_operator.model import Observed, PodSeen
 from holdfast_operator.orders import CheckpointSeen, Trigger, late_for
 
@@ -55,6 +60,7 @@ class CreateCheckpoint:
     target: PodSeen
     trigger: Trigger
     post_copy: bool = False
+    until: datetime | None = None  # by then it is over: the source's pod goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +95,32 @@ def reason(seen: Observed) -> Reason | None:
         return None
     if int(seen.session.status.get("epoch") or 0) < seen.epoch:
         return None  # the mark that outlives the Lease comes first: docs/lease.md, rule 15
-    if suspension.wanted(seen) is not None:
+    if suspension.wanted(seen) is not None or (pod.deleting and not _in_time(seen, pod)):
         return None
     asked = seen.session.asked_to_move
     if asked is not None and asked[0] == seen.epoch and asked[1] != node.name:
         return Reason(Trigger.MANUAL, asked[1])
-    if seen.drained and seen.session.on_drain == "Live":
+    if (seen.drained or pod.deleting) and seen.session.on_drain == "Live":
         return Reason(Trigger.DRAIN)
     return None
+
+
+def _in_time(seen: Observed, pod: PodSeen) -> bool:
+    """Whether a pod that is being deleted leaves time to move. What a process of the session keeps
+    from moving for certain has the command told at once, while it has all of its time."""
+    if not pod.lingers or pod.goes_at is None or (seen.lease is not None and seen.lease.blockers):
+        return False
+    return seen.wall < leaves.too_late_at(pod.goes_at)
+
+
+def leaving(seen: Observed) -> datetime | None:
+    """Until when the current incarnation's hold is to put off the SIGTERM that its pod's deletion
+    brought: the session is being moved away meanwhile."""
+    pod, lease = seen.pod, seen.lease
+    if pod is None or not pod.deleting or pod.goes_at is None or seen.session.deleting:
+        return None
+    runs = lease is not None and lease.started and not lease.record.released and not seen.may_take
+    return leaves.until(pod.goes_at) if runs and reason(seen) is not None else None
 
 
 def decide(seen: Observed) -> Move | None:
@@ -108,10 +132,10 @@ def decide(seen: Observed) -> Move | None:
         return AwaitMove() if under_way else CancelMove(target)
     if target is None:
         if seen.now < seen.move_retry_at:
-            return AwaitMove(seen.move_retry_at)
+            return _await(seen, seen.move_retry_at)
         return CreateTarget(seen.epoch + 1, wanted)
     if target.deleting:
-        return AwaitMove()
+        return _await(seen)
     if target.finished:
         return AbandonMove(target, f"pod {target.name} ended before the session arrived in it")
     found = seen.checkpoint
@@ -125,11 +149,27 @@ def decide(seen: Observed) -> Move | None:
             f" {source.image or 'unknown'}. Name the image by its digest",
         )
     if target.up and found is None and keeps.under_way(seen) is None:
-        both = (seen.node, seen.target_node)
-        can = all(node is not None and node.post_copy for node in both)
-        follows = seen.session.post_copy and can
-        return CreateCheckpoint(seen.epoch, target, wanted.trigger, follows)
-    return AwaitMove()
+        return _order(seen, target, wanted)
+    return _await(seen)
+
+
+def _order(seen: Observed, target: PodSeen, wanted: Reason) -> CreateCheckpoint:
+    """Memory follows for as long as it takes, and a pod that is being deleted does not wait."""
+    both, goes_at = (seen.node, seen.target_node), seen.pod.goes_at if seen.pod else None
+    can = all(node is not None and node.post_copy for node in both) and goes_at is None
+    until = None if goes_at is None else leaves.order_until(goes_at)
+    return CreateCheckpoint(
+        seen.epoch, target, wanted.trigger, seen.session.post_copy and can, until
+    )
+
+
+def _await(seen: Observed, until: float | None = None) -> AwaitMove:
+    """And to be looked at again when the time of a pod that is being deleted is up."""
+    goes_at = seen.pod.goes_at if seen.pod is not None else None
+    if goes_at is None:
+        return AwaitMove(until)
+    late = seen.now + (leaves.too_late_at(goes_at) - seen.wall).total_seconds()
+    return AwaitMove(late if until is None else min(until, late))
 
 
 def following(seen: Observed) -> CheckpointSeen | None:

@@ -19,6 +19,10 @@ class Nodes:
     def get(self, name: str) -> NodeSeen | None:
         return self._seen.get(name)
 
+    @property
+    def agents(self) -> bool:
+        return any(node.agent for node in self._seen.values())
+
     def keepers(self, uid: str, source: str) -> tuple[str, ...]:
         """Who can keep a checkpoint of this session, first choice first: nodes whose agent is
         ready, each session's in another order, those that are drained after the others; and its

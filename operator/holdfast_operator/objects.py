@@ -12,6 +12,7 @@ from holdfast_operator.moves import CreateCheckpoint
 from holdfast_operator.notes import Fresh, Restore
 from holdfast_operator.pods import metadata
 from holdfast_operator.restores import CreateBring
+from holdfast_operator.times import stamp
 
 Manifest = dict[str, Any]
 
@@ -26,7 +27,7 @@ def account(session: Session) -> Manifest:
 
 
 def role(session: Session) -> Manifest:
-    """Its own Lease, and nothing else in the cluster."""
+    """Its own Lease and a look at its own Session, and nothing else in the cluster."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
@@ -37,7 +38,13 @@ def role(session: Session) -> Manifest:
                 "resources": ["leases"],
                 "resourceNames": [session.name],
                 "verbs": ["get", "update"],
-            }
+            },
+            {
+                "apiGroups": [names.GROUP],
+                "resources": ["sessions"],
+                "resourceNames": [session.name],
+                "verbs": ["get"],
+            },
         ],
     }
 
@@ -103,6 +110,8 @@ def checkpoint(session: Session, step: CreateCheckpoint, source: PodSeen) -> Man
     }
     if step.post_copy:
         more["memory"] = "PostCopy"
+    if step.until is not None:
+        more["until"] = stamp(step.until)
     return _order(session, name, source.node, step.epoch, step.trigger.value, more)
 
 

@@ -26,7 +26,7 @@ from holdfast_kube.client import (
     Api,
     Object,
 )
-from holdfast_operator import moves, suspension, template
+from holdfast_operator import moves, objects, suspension, template
 from holdfast_operator.memory import Memory
 from holdfast_operator.model import (
     TERMINAL,
@@ -135,6 +135,7 @@ class Look:
             problem=memory.problem,
             move_retry_at=memory.move_retry_at,
             move_problem=memory.move_problem,
+            agents=self._nodes.agents,
         )
         seen = await self._with_orders(seen, memory)
         if seen.move_problem and seen.node is not None and moves.reason(seen) is None:
@@ -149,6 +150,8 @@ class Look:
         if pod is not None:
             unfit = self._nodes.unfit(pod.node)
             seen = replace(seen, node=self._nodes.get(pod.node), unfit=unfit)
+        elif session.on_drain == "End":  # whether it was drained still matters
+            seen = replace(seen, node=self._nodes.get(str(session.status.get("nodeName"))))
         need = _need(seen)
         if need is Need.NOTHING:
             return seen
@@ -217,6 +220,8 @@ class Look:
         found = await asyncio.gather(*(self._api.get(kind, namespace, name) for kind in kinds))
         if not all(item is not None and owned_by(item, session.uid) for item in found):
             return False
+        if found[0] is None or found[0].get("rules") != objects.role(session)["rules"]:
+            return False  # an older operator's
         memory.access_seen_at = self._clock()
         return True
 

@@ -145,7 +145,8 @@ class Perform:
             return pods.restoring(
                 session, step.epoch, step.restore, told, self._settings, seen.unfit
             )
-        return pods.build(session, step.epoch, lease.fresh if lease else None, self._settings)
+        fresh = lease.fresh if lease else None
+        return pods.build(session, step.epoch, fresh, self._settings, agents=seen.agents)
 
     async def _order(
         self, seen: Observed, step: CreateKeep | CreateBring | DeleteCheckpoints
@@ -224,10 +225,20 @@ class Perform:
         await self._binding(session)
 
     async def _account_and_role(self, session: Session) -> None:
-        wanted = [(ROLES, objects.role(session))]
+        works: list[Awaitable[object]] = [self._role(session)]
         if session.service_account is None:
-            wanted.append((ACCOUNTS, objects.account(session)))
-        await _all(*(self._own(kind, session, body) for kind, body in wanted))
+            works.append(self._own(ACCOUNTS, session, objects.account(session)))
+        await _all(*works)
+
+    async def _role(self, session: Session) -> None:
+        wanted = objects.role(session)
+        if await self._own(ROLES, session, wanted) is not None:
+            return
+        namespace, name = session.key.namespace, wanted["metadata"]["name"]
+        found = await self._api.get(ROLES, namespace, name)
+        if found is not None and found.get("rules") != wanted["rules"]:
+            wanted["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
+            await self._api.replace(ROLES, namespace, name, wanted)
 
     async def _binding(self, session: Session) -> None:
         for _ in range(_BINDING_TRIES):

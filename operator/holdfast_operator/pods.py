@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from holdfast_operator import names, template
+from holdfast_operator import leaving, names, template
 from holdfast_operator.model import PodSeen, Session
 from holdfast_operator.notes import Fresh, Restore
 from holdfast_operator.orders import CheckpointSeen
@@ -58,7 +58,10 @@ def metadata(session: Session, name: str) -> Manifest:
     }
 
 
-def build(session: Session, epoch: int, fresh: Fresh | None, settings: Settings) -> Manifest:
+def build(
+    session: Session, epoch: int, fresh: Fresh | None, settings: Settings, *, agents: bool = False
+) -> Manifest:
+    """`agents`: there are some, which can move it."""
     given = session.spec.get("template") or {}
     spec: Manifest = copy.deepcopy(dict(given.get("spec") or {}))
     command = template.command_of(session.spec)
@@ -76,7 +79,7 @@ def build(session: Session, epoch: int, fresh: Fresh | None, settings: Settings)
         _sidecar(session, epoch, notice, command, settings),
     ]
     spec["containers"] = [
-        _session(container, session, command)
+        _session(container, session, command, agents)
         if container.get("name") == names.SESSION_CONTAINER
         else container
         for container in spec.get("containers") or ()
@@ -101,7 +104,7 @@ def target(
 ) -> Manifest:
     """A pod that the session of `source` can arrive in: of the very image it runs, on another node
     whose agent can restore it, and not on one that is `unfit` for it."""
-    made = build(session, epoch, None, settings)
+    made = build(session, epoch, None, settings, agents=True)
     made["metadata"].setdefault("annotations", {})[names.RESTORE] = str(epoch - 1)
     spec = made["spec"]
     _require_node(spec, *(("In", (to,)) if to else ("NotIn", (source.node, *unfit[:MOST_UNFIT]))))
@@ -119,7 +122,7 @@ def restoring(
 ) -> Manifest:
     """A pod that what was stored can be brought into: of the very image, on a node whose agent can
     restore it; on the one that keeps it, if possible."""
-    made = build(session, epoch, None, settings)
+    made = build(session, epoch, None, settings, agents=True)
     made["metadata"].setdefault("annotations", {})[names.RESTORE] = names.STORED + stored.name
     spec = made["spec"]
     _require_node(spec, "NotIn", unfit[:MOST_UNFIT])
@@ -220,15 +223,19 @@ def _volumes(settings: Settings) -> list[Manifest]:
     ]
 
 
-def _session(container: Manifest, session: Session, command: list[str]) -> Manifest:
+def _session(container: Manifest, session: Session, command: list[str], agents: bool) -> Manifest:
     made = {**container}
     # hold gives the command its terminal; kubelet's would be a second one.
     for field in ("args", "tty", "stdin", "stdinOnce"):
         made.pop(field, None)
     movable = (session.spec.get("move") or {}).get("syscallFilter", True)
+    given = (session.spec.get("template") or {}).get("spec") or {}
+    moves = agents and session.on_drain == "Live"
+    linger = leaving.linger(given, session.grace) if moves else []
     made["command"] = [
         f"{BIN}/hold", "--socket", f"{HOLD}/hold.sock", "--shared", "--wait",
-        "--reserve", str(RESERVED_PIDS), *(["--movable"] if movable else []), "--", *command,
+        "--reserve", str(RESERVED_PIDS), *(["--movable"] if movable else []), *linger,
+        "--", *command,
     ]  # fmt: skip
     made["volumeMounts"] = [
         *(made.get("volumeMounts") or ()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from holdfast_operator import conditions, keeps, names, stored, suspension
+from holdfast_operator import conditions, keeps, moves, names, stored, suspension
 from holdfast_operator.model import TERMINAL, LeaseSeen, Observed, Phase
 from holdfast_operator.orders import Trigger, last_complete
 from holdfast_operator.steps import End, Step
@@ -90,6 +90,10 @@ def status_of(seen: Observed, step: Step) -> Status:
             made.pop(key, None)
     if phase in TERMINAL:
         made |= _ending(seen, step)
+        return made
+    leaves = moves.leaving(seen)
+    if leaves is not None:
+        made["leaving"] = {"epoch": seen.epoch, "until": stamp(leaves)}
     return made
 
 

@@ -179,9 +179,9 @@ class Webhook:
         try:
             await self._api.patch(SESSIONS, session.key.namespace, session.name, body)
         except HoldfastError as error:
-            log.warning("a session was not told to leave", **where, error=error.message)
+            log.warning("an eviction was not marked", **where, error=error.message)
         else:
-            log.info("an eviction is held up", **where, epoch=epoch)
+            log.info("an eviction is marked", **where, epoch=epoch)
 
 
 async def _nothing() -> None:

@@ -47,6 +47,7 @@ class Departure:
         self._follows = False  # its memory stays here until it is asked for there
         self._checkpoint = ""  # and suspended, as that
         self._staying = False  # the agent asked for it, and got no answer
+        self._shut = False  # its command was told to end
         self._timer: asyncio.TimerHandle | None = None
         if fence.offered:  # by the sidecar before this one
             self._to, self._name = fence.offer_found
@@ -74,8 +75,8 @@ class Departure:
         if not number or not 0 < seconds <= _MAX_PARKED_SECONDS:
             raise AgentError("bad_request", f"'seconds' is at most {_MAX_PARKED_SECONDS:g}")
         async with self._one:
-            if self._session.exit is not None:
-                raise AgentError("ended", "the session has ended")
+            if self._session.exit is not None or self._shut:
+                raise AgentError("ended", "the session has ended, or was told to")
             if self._session.sealed and (keep, to) != (self._keep, self._to):
                 what = "being stored" if self._keep else f"on its way to pod {self._to}"
                 raise AgentError("busy", f"the session is {what}")
@@ -219,6 +220,10 @@ class Departure:
                 self._open()
                 log("the session stays here")
         return {"seq": self._session.ring.head}
+
+    def shut(self) -> None:
+        """Its command is told to end: that must not move along."""
+        self._shut = True
 
     def close(self) -> None:
         self._disarm()

@@ -34,6 +34,7 @@ from holdfast_sidecar.departure import Departure
 from holdfast_sidecar.fence import Fence, Superseded
 from holdfast_sidecar.hold import HoldError, HoldEvent, HoldLink, HoldStatus
 from holdfast_sidecar.kube import Api, ApiError
+from holdfast_sidecar.leaving import Leaving
 from holdfast_sidecar.runner import Sidecar, log
 from holdfast_sidecar.session import Exit
 from holdfast_sidecar.settings import Settings
@@ -346,12 +347,31 @@ class PodSidecar:
         async with asyncio.TaskGroup() as tasks:
             keeping = tasks.create_task(keep())
             surveying = tasks.create_task(self._survey.run())
+            leaving = tasks.create_task(self._leave(hold, departure))
             try:
                 await self._sidecar.run(hold, last_words)
             finally:
                 departure.close()
-            keeping.cancel()
-            surveying.cancel()
+            for task in (keeping, surveying, leaving):
+                task.cancel()
+
+    async def _leave(self, hold: HoldLink, departure: Departure) -> None:
+        """hold was told to go: the session is moved away meanwhile, or its command is told too."""
+        settings, session = self._settings, self._sidecar.session
+        await self._sidecar.leaving.wait()
+        # Its own connection: an answer that is late must not hold up a renewal.
+        api = Api.from_environment(settings.credentials)
+        try:
+            leaving = Leaving(api, settings.session_path, settings.session_uid, settings.epoch)
+            why = await leaving.over(lambda: session.parked)
+        finally:
+            api.close()
+        departure.shut()
+        if self._given_up:  # the agent may still need what is frozen here
+            return
+        log(f"the command is told to end: {why}")
+        with contextlib.suppress(HoldError):
+            await hold.heed()
 
     async def _nothing_runs(self, hold: HoldLink) -> None:
         """The command has ended; what it left behind has a moment more, and is killed then."""

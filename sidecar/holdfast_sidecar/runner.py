@@ -44,6 +44,8 @@ class Sidecar:
         self._over: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._look = asyncio.Event()
         self._frozen = False
+        self.leaving = asyncio.Event()
+        """hold was told to go, and gives the session time to be moved."""
         self.session = Session(asked, folder)
         self.requests: Requests | None = None
         self._server: Server | None = None
@@ -61,6 +63,8 @@ class Sidecar:
         session = self.session
         status = await hold.status()
         self._frozen = status.frozen
+        if status.lingering:  # told to a sidecar before this one
+            self.leaving.set()
         session.on_fatal = lambda _error: self._stop.set()
         session.start(await hold.master(), await hold.outbox())
         self.requests = requests = Requests(session, hold, status.command_pid)
@@ -105,15 +109,18 @@ class Sidecar:
             self._ended(Exit(event.code, event.signal, event.by))
             return
         if event.kind is EventKind.LEAVING:
-            log(f"hold was told to go, and does in {event.milliseconds} ms")
+            log(f"hold was told to go, and does in {event.milliseconds} ms at the latest")
+            self.leaving.set()
             return
         self._frozen = event.kind is EventKind.FROZEN
         if self.requests is not None:
             self.requests.frozen = self._frozen
 
     def lost(self) -> None:
-        """hold itself is gone, and with it, by its own design, every process."""
-        self._ended(Exit(None, signal.SIGKILL, "killed"))
+        """hold itself is gone, and with it, by its own design, every process. One that was told to
+        go was killed for not having gone in time."""
+        by = "term" if self.leaving.is_set() else "killed"
+        self._ended(Exit(None, signal.SIGKILL, by))
 
     def _ended(self, how: Exit) -> None:
         if not self._over.done():

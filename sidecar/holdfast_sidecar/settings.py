@@ -88,6 +88,12 @@ class Settings:
             f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{self.session.name}"
         )
 
+    @property
+    def session_path(self) -> str:
+        return (
+            f"/apis/holdfast.dev/v1alpha1/namespaces/{self.namespace}/sessions/{self.session.name}"
+        )
+
 
 def created(folder: Path) -> float:
     """When this incarnation's first sidecar started: the time of a file of its own."""

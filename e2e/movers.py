@@ -71,11 +71,13 @@ def shared(*, at: str = "/shared") -> dict[str, Any]:
     }
 
 
-def walking(lab: Lab, name: str, every: float = 0.05, **options: Any) -> Session:
+def walking(lab: Lab, name: str, every: float = 0.05, grace: int = 10, **options: Any) -> Session:
     """A session that counts through its moves; `check` is its oracle."""
     (SHARED / name).unlink(missing_ok=True)
+    given = shared()
+    given["pod"]["terminationGracePeriodSeconds"] = grace
     session = lab.session(
-        name, "python3", "-c", WALKER, f"/shared/{name}", str(every), **shared(), **options
+        name, "python3", "-c", WALKER, f"/shared/{name}", str(every), **given, **options
     )
     until(lambda: len(session.marks()) > 3, f"{name} counts")
     return session

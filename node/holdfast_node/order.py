@@ -56,6 +56,10 @@ class About:
 
     done: ClassVar[tuple[str, str]]  # the reason and the words for it, when it is complete
 
+    def may_freeze(self, _wall: float) -> float:
+        """For how many seconds, from now."""
+        return self.deadline
+
     @property
     def over(self) -> bool:
         return self.phase in (Phase.COMPLETE, Phase.FAILED)
@@ -85,6 +89,7 @@ class Move(About):
     target_node: str
     target_pod: str
     post_copy: bool = False  # its memory follows when it runs there
+    until: int | None = None  # seconds since 1970: by then it is over, for the source's pod goes
 
     done = ("Arrived", "the session has gone on elsewhere")
 
@@ -98,7 +103,11 @@ class Move(About):
             target_node=spec["targetNode"],
             target_pod=spec["targetPodUID"],
             post_copy=spec.get("memory") == "PostCopy",
+            until=_seconds(spec["until"]) if "until" in spec else None,
         )
+
+    def may_freeze(self, wall: float) -> float:
+        return self.deadline if self.until is None else min(self.deadline, self.until - wall)
 
 
 @dataclass(frozen=True, slots=True)

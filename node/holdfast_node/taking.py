@@ -39,6 +39,8 @@ from holdfast_wire.errors import HoldfastError, NotFound, Unavailable
 QUEUED: Final = "queued.json"  # in the sidecar's folder: typed, and taken out of the terminal
 _AGAIN_SECONDS: Final = 0.5
 SIDECAR_SECONDS: Final = 30.0  # to seal: an emulator far behind has to come to the end first
+_LEAST_SECONDS: Final = 1.0  # frozen for less than that nothing has ever moved
+_MORE_GRACE: Final = "allow it more with terminationGracePeriodSeconds of its template"
 T = TypeVar("T")
 
 
@@ -69,7 +71,7 @@ class Taking:
         self._looks: list[Look] = []
         self._parked = False
         self._settling: asyncio.Task[bool] | None = None
-        self._since = 0.0
+        self._since = self._allowed = 0.0
         self.cage: Freezer | None = None
         self.at = 0.0  # when it was frozen, in seconds since 1970
 
@@ -91,6 +93,9 @@ class Taking:
 
     async def stop(self, pod: Pod, **how: Any) -> None:
         """Input closed, and then the tree frozen. `how`: what the sidecar is told of it."""
+        self._allowed = self._order.may_freeze(time.time())
+        if self._allowed < _LEAST_SECONDS:
+            raise Unavailable("its pod was deleted, and goes too soon", _MORE_GRACE)
         self._parked = True  # also if the answer is lost
         await ask(pod.uid, "park", **how)
         self._since, self.at = time.monotonic(), time.time()
@@ -100,12 +105,13 @@ class Taking:
     async def in_time(self) -> AsyncIterator[None]:
         """It may be frozen no longer than ordered, counted from the freeze."""
         try:
-            async with asyncio.timeout(self._order.deadline - self.seconds):
+            async with asyncio.timeout(self._allowed - self.seconds):
                 yield
         except TimeoutError as error:
+            more = "allow it more with spec.move.deadlineSeconds"
             raise Unavailable(
-                f"it took longer than {self._order.deadline:g} s",
-                "allow it more with spec.move.deadlineSeconds",
+                f"it took longer than {self._allowed:.3g} s",
+                more if self._allowed == self._order.deadline else _MORE_GRACE,
             ) from error
 
     async def take(self, pod: Pod, dumping: Dumping, **how: Any) -> int:

@@ -16,8 +16,8 @@ First row that fits:
     onDrain        is Wait                                              yes
                    is Live or Hibernate                                 not yet, and it is to leave
 
-A session that is to end with it is marked, so that its pod's end is known for the drain's. It has no
-budget. A cordoned node is left anyway, and else needs no mark: uncordoning it calls that off.
+A session that ends with it has no budget, and is marked, so that it is known what ended it. A
+cordoned node is left anyway, and else needs no mark: uncordoning it calls that off.
 """
 
 from __future__ import annotations

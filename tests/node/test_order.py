@@ -59,7 +59,18 @@ def test_which_it_is() -> None:
     assert (stop.then, stop.location) == (Then.STOP, "peer://n")
 
 
+def test_for_how_long_it_may_be_frozen() -> None:
+    then = int(NOW.timestamp()) + 20
+    move = read(item(MOVE | {"until": NOW.replace(second=25).isoformat()}))
+    assert isinstance(move, Move)
+    assert move.until == then
+    assert [move.may_freeze(then - left) for left in (40, 30, 29, 3, -1)] == [30, 30, 29, 3, -1]
+    for spec in (MOVE, KEEP, BRING):
+        assert read(item(spec)).may_freeze(then) == 30
+
+
 WRONG = [
+    MOVE | {"until": "soon"}, MOVE | {"until": None}, MOVE | {"until": "2026-01-02T03:04:05"},
     MOVE | {"epoch": "x"}, MOVE | {"epoch": None}, MOVE | {"volumes": 3},
     MOVE | {"deadlineSeconds": "long"}, KEEP | {"store": "Attic"}, KEEP | {"then": "Dance"},
     KEEP | {"keepers": 3}, BRING | {"from": None}, BRING | {"from": {}},

@@ -180,7 +180,7 @@ async def test_what_is_granted_is_used_and_nothing_is_missing(
 
 
 def test_the_operator_holds_what_it_grants(render: Render) -> None:
-    """The sidecar's Role can only be made by who holds all of it himself; and it is for one name."""
+    """The sidecar's Role can only be made by who holds all of it himself. It is for one name."""
     given = objects.role(Session.of(World().api.put(session_object())))
     held = rules(roles(render())["holdfast"])
     for groups, resources, verbs, names in rules(given):

@@ -76,13 +76,19 @@ MAY_GO: dict[str, dict[str, Any]] = {
     "no agent": {"node": NodeSeen("n", cordoned=True, agent=False)},
     "node not known": {"node": None},
     "Wait": {"session": on_drain("Wait")},
-    "End": {"session": on_drain("End")},
 }
 
 
 @pytest.mark.parametrize("row", MAY_GO)
 def test_everything_else_is_the_budgets_affair(row: str) -> None:
     assert asked(**MAY_GO[row]) == YES
+
+
+@pytest.mark.parametrize("node", [OPEN, CORDONED, None])
+def test_one_that_a_drain_ends_goes_and_is_marked(node: NodeSeen | None) -> None:
+    assert asked(session=on_drain("End"), node=node) == Verdict(mark=1)
+    assert asked(session=on_drain("End"), node=node).allowed
+    assert asked(session=on_drain("End"), lease=lease()) == YES
 
 
 def marked(epoch: str, **spec: Any) -> Session:

@@ -295,7 +295,13 @@ def test_access() -> None:
                 "resources": ["leases"],
                 "resourceNames": ["build"],
                 "verbs": ["get", "update"],
-            }
+            },
+            {
+                "apiGroups": ["holdfast.dev"],
+                "resources": ["sessions"],
+                "resourceNames": ["build"],
+                "verbs": ["get"],
+            },
         ],
     }
     assert objects.binding(given)["subjects"] == [

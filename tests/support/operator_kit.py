@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast_kube.client import CHECKPOINTS, LEASES, PODS, SESSIONS, Resource
 from holdfast_operator import names
+from holdfast_operator.leaving import lingers
 from holdfast_operator.nodes import Nodes
 from holdfast_operator.observe import Look
 from holdfast_operator.orders import CheckpointSeen, Kind
@@ -22,6 +23,8 @@ from holdfast_operator.settings import Settings
 from holdfast_operator.sightings import Sightings, Urgency
 from holdfast_operator.times import stamp
 from holdfast_operator.watch import LATER_SECONDS
+from holdfast_sidecar.kube import Answer
+from holdfast_sidecar.leaving import Word, heeded, read
 from holdfast_wire.errors import HoldfastError
 from holdfast_wire.lease import Epoch, Holder, Record, Standing, Timing
 from operator_api import KEY, FakeApi, Json, Killed, Mishap
@@ -66,6 +69,8 @@ class Incarnation:
     waits: bool = False  # for a session to arrive
     renewed_at: float = float("-inf")
     offered: bool = False
+    told_at: float | None = None  # when its hold got SIGTERM
+    word: Word = Word()  # noqa: RUF009 - frozen
 
     @property
     def runs(self) -> bool:
@@ -80,7 +85,7 @@ class Incarnation:
     def beat(self) -> None:
         if self.dead or self.over or self.cut_off or self.world.api.down:
             return
-        if self.pod["metadata"].get("deletionTimestamp"):
+        if self.pod["metadata"].get("deletionTimestamp") and self.heeds():
             self.end("terminated")
             return
         if self.waits:
@@ -99,6 +104,18 @@ class Incarnation:
             self.over = True
         else:  # missing or rolled back: frozen
             self.holder.deadline = None
+
+    def heeds(self) -> bool:
+        """A SIGTERM; hold puts it off if it was made so, by its sidecar's own rules."""
+        if self.waits or not self.acquired or not lingers(self.pod["spec"]):
+            return True
+        now, found = self.world.now, self.world.api.one(SESSIONS)
+        self.told_at = now if self.told_at is None else self.told_at
+        (owner,) = self.pod["metadata"]["ownerReferences"]
+        answer = Answer(404, {}) if found is None else Answer(200, found)
+        self.word = read(answer, KEY.name, owner["uid"], self.holder.epoch) or self.word
+        wall = self.world.wall().timestamp()
+        return bool(heeded(self.word, self.offered, now - self.told_at, wall))
 
     def offer(self, order: Json | None = None) -> None:
         """What the agents do, up to the point where the target has all of it: it stands still, and
@@ -217,6 +234,14 @@ class World:
             meta = {"name": name, "labels": {names.AGENT: "ready"}, "annotations": can}
             shut = {"unschedulable": True} if cordoned and name == "node-1" else {}
             self.nodes.watched({"metadata": meta, "spec": shut}, gone=False)
+
+    def delete_pod(self, name: str, grace: float = 30.0) -> None:
+        """As `kubectl delete pod` does."""
+        self.api.remove((PODS.plural, KEY.namespace, name))
+        pod = self.api.one(PODS, name)
+        assert pod is not None
+        goes_at = self.wall() + timedelta(seconds=grace)
+        pod["metadata"]["deletionTimestamp"] = stamp(goes_at)
 
     def wall(self) -> datetime:
         return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now)

@@ -4,27 +4,36 @@ and else its command is told to end, as ever. What is ended by its user ends at 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from e2e.lab import Lab, Session, boottime, until
+from e2e.lab import Lab, Mark, Session, boottime, sidecar_pid, until
 from e2e.movers import (
     MOVED_WITHIN,
+    Moments,
+    agent_pid,
+    await_agents,
     check,
     checkpoint,
     cordoned,
     draining,
     gone,
+    kill,
     longest_gap,
+    operator_pid,
     other,
     pod_uid,
     processes,
     walking,
 )
 from e2e.test_eviction import evict
+from e2e.test_move_kills import SETTLED_WITHIN, elsewhere, fresh_agents
 
 GRACE = 30
 
@@ -41,18 +50,12 @@ def lines(session: Session) -> dict[int, tuple[str, ...]]:
 
 def ends_anew(session: Session, since: float, after: float, before: float) -> None:
     """Its command was told to end, so many seconds after; the next incarnation began anew."""
-    lease = f"{session.name}"
-    until(lambda: _epoch(session.lab, lease) == 2 and session.epoch == 2, "the next incarnation")
+    until(lambda: session.epoch == 2, "the next incarnation")
     last = max(mark.at for mark in session.marks() if mark.epoch == 1)
     assert after <= last - since < before, f"it was told {last - since:.1f} s after the deletion"
     session.await_epoch(2)
     assert session.condition("Fresh")["reason"] == "PodDeleted"
     session.writes_on()
-
-
-def _epoch(lab: Lab, name: str) -> int:
-    notes = lab.get("lease", name)["metadata"]["annotations"]
-    return int(notes["holdfast.dev/epoch"])
 
 
 @contextlib.contextmanager
@@ -83,7 +86,8 @@ def test_a_session_whose_pod_is_deleted_moves(lab: Lab) -> None:
     assert session.condition("Fresh")["reason"] == "Moved"
     assert "leaving" not in session.status
     assert "until" in checkpoint(session)["spec"]
-    lab.report["deleted_pod"] = {"moved_s": round(took, 1), "gap_s": round(longest_gap(marks), 2)}
+    lab.report["deleted_pod_moved_seconds"] = round(took, 1)
+    lab.report["deleted_pod_freeze_seconds"] = round(longest_gap(marks), 3)
 
 
 @pytest.mark.timeout(180)
@@ -94,6 +98,26 @@ def test_and_again(lab: Lab) -> None:
         session.await_epoch(epoch + 1, MOVED_WITHIN)
     session.writes_on()
     check(session, 3)
+
+
+@contextlib.contextmanager
+def tainted(lab: Lab, node: str) -> Iterator[None]:
+    lab.kubectl("taint", "node", node, "e2e=gone:NoExecute")
+    try:
+        yield
+    finally:
+        lab.kubectl("taint", "node", node, "e2e=gone:NoExecute-")
+
+
+@pytest.mark.timeout(180)
+def test_a_taint_moves_it_too(lab: Lab) -> None:
+    session = walking(lab, "tainted", grace=GRACE, node=lab.away())
+    node = session.node
+    with tainted(lab, node):
+        session.await_epoch(2, MOVED_WITHIN)
+        assert session.node == other(node)
+        session.writes_on()
+    check(session, 2)
 
 
 @pytest.mark.timeout(180)
@@ -183,3 +207,66 @@ def test_and_so_does_an_eviction_but_not_a_deletion(lab: Lab) -> None:
     delete(lab, kept.pod)
     kept.await_epoch(2)
     assert kept.condition("Fresh")["reason"] == "PodDeleted"
+
+
+# -- parts of it are killed in the middle --------------------------------------------------------
+
+
+def one_goes_on(session: Session) -> list[Mark]:
+    """Moved, or begun anew: never two at once, none that comes back, nothing twice or left out."""
+    until(lambda: session.epoch >= 2, f"{session.name} is elsewhere", SETTLED_WITHIN)
+    session.await_epoch(session.epoch, SETTLED_WITHIN)
+    session.writes_on()
+    marks = session.marks()
+    for before, after in itertools.pairwise(marks):
+        assert after.at >= before.at, f"time runs back: {before} {after}"
+        assert after.epoch >= before.epoch, f"an old epoch wrote again: {before} {after}"
+        anew = after.epoch > before.epoch and after.number == 1
+        assert anew or after.number == before.number + 1, f"a gap or a double: {before} {after}"
+    here = pod_uid(session.lab, session.pod)
+    until(lambda: not elsewhere(session, here), f"nothing of {session.name} is elsewhere")
+    return marks
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("victim", "step"),
+    [("source", "dumping"), ("target", "sending"), ("sidecar", "ordered"), ("sidecar", "offered"),
+     ("operator", "ordered")],
+)  # fmt: skip
+def test_one_goes_on_whatever_is_killed(lab: Lab, victim: str, step: str) -> None:
+    session = walking(lab, f"deleted-{victim}-{step}", grace=GRACE)
+    fresh_agents(lab)
+    pid = {
+        "source": lambda: agent_pid(lab, session.node),
+        "target": lambda: agent_pid(lab, other(session.node)),
+        "sidecar": lambda: sidecar_pid(pod_uid(lab, session.pod)),
+        "operator": lambda: operator_pid(lab),
+    }[victim]()
+    with Moments(session) as moments:
+        delete(lab, session.pod)
+        moments.wait(step)
+        kill(pid)
+    one_goes_on(session)
+    await_agents(lab)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_an_agent_that_comes_to_no_end_holds_up_nobody(lab: Lab) -> None:
+    """The tree is frozen, and who froze it is stopped: hold knows when it has to go."""
+    session = walking(lab, "stuck", grace=GRACE)
+    pid = agent_pid(lab, session.node)
+    began = boottime()
+    try:
+        with Moments(session) as moments:
+            delete(lab, session.pod)
+            moments.wait("dumping")
+            os.kill(pid, signal.SIGSTOP)
+        one_goes_on(session)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert boottime() - began < 90
+    await_agents(lab)
+    one_goes_on(session)

@@ -367,8 +367,6 @@ class PodSidecar:
         finally:
             api.close()
         departure.shut()
-        if self._given_up:  # the agent may still need what is frozen here
-            return
         log(f"the command is told to end: {why}")
         with contextlib.suppress(HoldError):
             await hold.heed()

@@ -345,14 +345,13 @@ class PodSidecar:
                 self._sidecar.stop()
 
         async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(keep())
-            surveying = tasks.create_task(self._survey.run())
-            leaving = tasks.create_task(self._leave(hold, departure))
+            works = (keep(), self._survey.run(), self._leave(hold, departure))
+            keeping, *others = (tasks.create_task(work) for work in works)
             try:
                 await self._sidecar.run(hold, last_words)
             finally:
                 departure.close()
-            for task in (keeping, surveying, leaving):
+            for task in (keeping, *others):
                 task.cancel()
 
     async def _leave(self, hold: HoldLink, departure: Departure) -> None:

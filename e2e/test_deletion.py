@@ -270,3 +270,24 @@ def test_an_agent_that_comes_to_no_end_holds_up_nobody(lab: Lab) -> None:
     assert boottime() - began < 90
     await_agents(lab)
     one_goes_on(session)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_move_that_hangs_is_given_up_while_the_command_can_hear_of_it(lab: Lab) -> None:
+    """The other agent is stopped in the middle: the session goes on where it is, and is told."""
+    session = walking(lab, "hung", grace=GRACE)
+    pid = agent_pid(lab, other(session.node))
+    began = boottime()
+    try:
+        with Moments(session) as moments:
+            delete(lab, session.pod)
+            moments.wait("dumping")
+            os.kill(pid, signal.SIGSTOP)
+        until(lambda: session.epoch == 2, "the next incarnation")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    marks = [mark for mark in one_goes_on(session) if mark.epoch == 1]
+    assert longest_gap(marks) > 2, "it was never frozen"
+    assert 12 < marks[-1].at - began < 22, f"told {marks[-1].at - began:.1f} s after the deletion"
+    await_agents(lab)

@@ -191,7 +191,7 @@ def test_the_restricted_profile_admits_it(lab: Lab) -> None:
         lab.kubectl("delete", "namespace", "strict", "--timeout=90s")
 
 
-def test_the_user_gets_no_token_and_the_sidecar_only_its_lease(lab: Lab) -> None:
+def test_the_user_gets_no_token_and_the_sidecar_only_its_own(lab: Lab) -> None:
     session = lab.session("poor", "bash")
     session.type("ls /var/run/secrets; echo looked")
     session.await_text("looked")
@@ -208,5 +208,9 @@ def test_the_user_gets_no_token_and_the_sidecar_only_its_lease(lab: Lab) -> None
     assert may("update", "lease/poor")
     assert not may("update", "lease/other")
     assert not may("delete", "lease/poor")
+    assert may("get", "session/poor")
+    assert not may("get", "session/other")
+    assert not may("list", "sessions")
+    assert not any(may(verb, "session/poor") for verb in ("update", "patch", "delete", "watch"))
     assert not may("get", "secrets")
     assert not may("get", "pods")

@@ -46,8 +46,8 @@ def too_late_at(goes_at: datetime) -> datetime:
 
 def linger(template: Mapping[str, Any], grace: float) -> list[str]:
     """hold's options. Another container of the template gets its SIGTERM at once and goes, whatever
-    hold does: a session that needs it would not be moved whole. One that goes on beside an init
-    container's name is stopped after hold."""
+    hold does: a session that needs it would not be moved whole. An init container that goes on
+    running is stopped after hold."""
     alone = len(template.get("containers") or ()) == 1
     if not alone or grace < SHORTEST_GRACE:
         return []

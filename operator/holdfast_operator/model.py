@@ -453,7 +453,7 @@ class Observed:
 
     @property
     def drained(self) -> bool:
-        """Its node is cordoned, or the eviction of this incarnation's pod was held up; an older
+        """Its node is cordoned, or the eviction of this incarnation's pod was asked for; an older
         one's is over."""
         cordoned = self.node is not None and self.node.cordoned
         return cordoned or self.session.evicted == self.epoch

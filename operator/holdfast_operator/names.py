@@ -15,7 +15,7 @@ SESSION_LABEL: Final = f"{PREFIX}session"
 EPOCH: Final = f"{PREFIX}epoch"  # label of pods, annotation of Leases
 ACCEPT_EPOCH: Final = f"{PREFIX}accept-epoch"  # a person's word on a quarantined Session
 MOVE: Final = f"{PREFIX}move"  # on a Session: EPOCH or EPOCH/NODE, away from that incarnation
-EVICTED: Final = f"{PREFIX}evicted"  # on a Session: EPOCH, whose pod's eviction was held up
+EVICTED: Final = f"{PREFIX}evicted"  # on a Session: EPOCH, whose pod was to be evicted
 WAKE: Final = f"{PREFIX}wake"  # on a Session: EPOCH, the incarnation that is to be seen again
 # On a pod: the Session's incarnation EPOCH is to go on in it, or what stored/CHECKPOINT stored. On
 # a Lease: what its incarnation goes on from.

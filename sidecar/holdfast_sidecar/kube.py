@@ -1,8 +1,9 @@
 """A very small client of the Kubernetes API: one JSON request after the other on one connection.
 
-The sidecar renews a Lease and asks for nothing else; a general HTTP client would cost every
-session more memory than its terminal does. The token is read anew for each request and the
-authority's certificates whenever their file changed: both are replaced while we run.
+The sidecar renews a Lease, and looks at its Session when its pod is to go; a general HTTP client
+would cost every session more memory than its terminal does. The token is read anew
+for each request and the authority's certificates whenever their file changed: both are replaced
+while we run.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ async def test_a_shell_within_a_shell(bench: kit.Lab, engine: Engine, shells: st
         session.typist.until(f"up-{number}")
     session.typist.type(f"{WITHOUT} echo re''ady\n")
     session.typist.until("ready")
-    kit.until(lambda: len(controlled(session.container)) >= len(WITHIN[shells]) + 4, "all run")
+    kit.until(lambda: settled(session.container), "both sleep, and setsid has gone")
     was = controlled(session.container)
     target = Target(bench.container("b"))
     await move(engine, session, target, bench.images())
@@ -141,23 +141,26 @@ async def test_a_shell_within_a_shell(bench: kit.Lab, engine: Engine, shells: st
     typist.until("opened")
 
 
+def settled(container: kit.Container) -> bool:
+    running = [one[0] for one in controlled(container).values()]
+    return running.count("sleep") == 2 and "setsid" not in running
+
+
 def in_front(target: Target) -> set[str]:
     """Who is in the foreground of a terminal."""
-    found = controlled(target.container).items()
-    inner = {pid for pid, (_, group, _, _, front) in found if group == front}
-    outer = {containers.inner_pid(pid): pid for pid in target.container.pids()}
-    return {containers.name(outer[pid]) for pid in inner & set(outer)}
+    found = controlled(target.container).values()
+    return {name for name, _, group, _, _, front in found if group == front}
 
 
 def controlled(container: kit.Container) -> dict[int, list[str]]:
-    """Of each process: parent, group, session, terminal and the group in its
-    foreground, all by the container's numbers."""
+    """Of each process: name, parent, group, session, terminal and the group in its foreground, by
+    the container's numbers."""
     found = {}
     for pid in container.pids():
         with contextlib.suppress(OSError):  # it has ended meanwhile
             inner = containers.inner_pid(pid)
             stat = (container.root / f"proc/{inner}/stat").read_text()
-            found[inner] = stat.rpartition(")")[2].split()[1:6]
+            found[inner] = [containers.name(pid), *stat.rpartition(")")[2].split()[1:6]]
     return found
 
 

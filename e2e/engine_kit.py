@@ -270,6 +270,7 @@ class Lab:
         )
         subprocess.run(["make", "-s", "-C", REPOSITORY / "init", f"OUT={folder}/bin"], check=True)
         self.hold = folder / "bin/hold"
+        shutil.copy(folder / "bin/ctty.so", self.bundle)
         self._made: list[Container] = []
         self._images: list[Path] = []
 

@@ -199,9 +199,9 @@ print("got=" + input())
     assert time.monotonic() - began < 3
     cage = engine.freezer(session.container.hold)
     assert cage.frozen()
-    assert [one.path for one in freezer.frozen_ones()] == [cage.path]
+    assert [one.path for one in kit.ours(freezer.frozen_ones())] == [cage.path]
     cage.thaw()
-    assert freezer.frozen_ones() == []
+    assert kit.ours(freezer.frozen_ones()) == []
     session.typist.type("alive\n")
     session.typist.until("got=alive")
 

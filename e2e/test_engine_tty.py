@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -101,6 +102,66 @@ async def test_one_that_is_stored_runs_on_and_moves_twice(bench: kit.Lab, engine
     kit.until(lambda: foreground(back) == "cat", "it runs in the foreground")
     back.typist.type("\x03")
     kit.until(lambda: foreground(back) == "shell", "the shell has the terminal back")
+
+
+WITHOUT = "setsid sleep 3001 & sleep 3002 &"  # of its own session, and of the shell's
+WITHIN = {
+    "bash": ["bash --norc"],
+    "dash": ["dash -i"],
+    "three": ["bash --norc", "dash -i", "bash --norc"],
+    "terminal": ["script -qc 'bash --norc' /dev/null", "bash --norc"],
+}
+
+
+@pytest.mark.parametrize("shells", WITHIN)
+async def test_a_shell_within_a_shell(bench: kit.Lab, engine: Engine, shells: str) -> None:
+    """Only who leads a session can take a terminal; everybody else has it from a parent."""
+    session = Session(bench.container("a"))
+    for number, shell in enumerate(WITHIN[shells]):
+        session.typist.type(f"{shell}\n")
+        session.typist.type(f"echo up''-{number}\n")
+        session.typist.until(f"up-{number}")
+    session.typist.type(f"{WITHOUT} echo re''ady\n")
+    session.typist.until("ready")
+    kit.until(lambda: settled(session.container), "both sleep, and setsid has gone")
+    was = controlled(session.container)
+    target = Target(bench.container("b"))
+    await move(engine, session, target, bench.images())
+    assert controlled(target.container) == was
+    typist = target.typist
+    typist.type("cat\n")
+    kit.until(lambda: "cat" in in_front(target), "a job in the foreground")
+    typist.type("\x1a")
+    typist.until("Stopped")
+    typist.type("fg\n")
+    kit.until(lambda: "cat" in in_front(target), "it is in the foreground again")
+    typist.type("\x03")
+    kit.until(lambda: "cat" not in names(target), "ctrl-C ended it")
+    typist.type("echo x >/dev/tty && echo op''ened\n")
+    typist.until("opened")
+
+
+def settled(container: kit.Container) -> bool:
+    running = [one[0] for one in controlled(container).values()]
+    return running.count("sleep") == 2 and "setsid" not in running
+
+
+def in_front(target: Target) -> set[str]:
+    """Who is in the foreground of a terminal."""
+    found = controlled(target.container).values()
+    return {name for name, _, group, _, _, front in found if group == front}
+
+
+def controlled(container: kit.Container) -> dict[int, list[str]]:
+    """Of each process: name, parent, group, session, terminal and the group in its foreground, by
+    the container's numbers."""
+    found = {}
+    for pid in container.pids():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            inner = containers.inner_pid(pid)
+            stat = (container.root / f"proc/{inner}/stat").read_text()
+            found[inner] = [containers.name(pid), *stat.rpartition(")")[2].split()[1:6]]
+    return found
 
 
 HOLDS = """

@@ -196,8 +196,8 @@ def in_tmux(session: Session) -> None:
     session.type("echo inner-$((6*7))")
 
 
-def in_busybox(session: Session) -> None:
-    """Job control as before."""
+def with_jobs(session: Session) -> None:
+    """Stopped, gone on with, and interrupted."""
     session.type("echo kept-$x; sleep 1001")
     session.await_text("kept-42")
     keys("", "C-z")(session)
@@ -211,6 +211,7 @@ def in_busybox(session: Session) -> None:
 BUILT_WITHIN: Final = 90.0
 SHELL: Final = ("bash", "--norc")
 ECHO: Final = "python3", "-u", "-c"
+JOBS: Final = r"kept-42\n(.*\n)*.*Stopped(.*\n)*.*over-130"
 
 CASES: Final = (
     Case("ask", SHELL, "name? ", r"hello-world-42\n(.*\n)*.*Running.*\n.*Running",
@@ -241,9 +242,10 @@ CASES: Final = (
          typing("make -j2 >log 2>&1 & sleep 3; ls f1.o && echo be''gun"),
          typing("wait %1; echo built-$?-$(ls *.o | wc -l)-$(sort -u epochs | tr -d '[:space:]')"),
          steady=False),
-    # Its shell holds /dev/tty open.
-    Case("busybox", ("sh",), "begun", r"kept-42\n(.*\n)*.*Stopped(.*\n)*.*over-130",
-         typing("x=42; sleep 1000 & echo be''gun"), in_busybox, image=build.BUSYBOX),
+    Case("busybox", ("sh",), "begun", JOBS,  # its shell holds /dev/tty open
+         typing("x=42; sleep 1000 & echo be''gun"), with_jobs, image=build.BUSYBOX),
+    Case("within", SHELL, "begun", JOBS,
+         typing("bash --norc", "x=42; sleep 1000 & echo be''gun"), with_jobs),
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pycriu import rpc_pb2 as rpc
-from pycriu.images import fdinfo_pb2, mm_pb2, pagemap_pb2, pstree_pb2
+from pycriu.images import fdinfo_pb2, mm_pb2, pagemap_pb2, pstree_pb2, tty_pb2
 
 from .entering import Entered
 
@@ -137,6 +137,13 @@ def addresses_in(images: Path) -> frozenset[str]:
             if not (address.is_loopback or address.is_unspecified):
                 found.add(str(address))
     return frozenset(found)
+
+
+def terminals_in(images: Path) -> list[tuple[int, int]]:
+    """(number, the session that it controls, or 0) of each terminal whose master side is there."""
+    found = entries(images / "tty-info.img", tty_pb2.tty_info_entry)
+    masters = (one for one in found if one.type == tty_pb2.PTY and one.id % 2)
+    return sorted((int(one.pty.index), int(one.sid)) for one in masters)
 
 
 def lazy_in(images: Path) -> list[tuple[int, int, int]]:

@@ -31,7 +31,7 @@ from .criu_rpc import Answer, Kind
 from .entering import Entered, Place, enter
 from .failure import DumpFailed, Reason, RestoreFailed, explain
 from .freezer import CGROUPS, Freezer
-from .inside import OWN_PIDS
+from .inside import LIST, OWN_PIDS
 from .lazy import Following, PagesLost
 from .preflight import NOTES
 
@@ -107,6 +107,7 @@ class Restoring:
         then nothing of the tree is left. Called once."""
         await asyncio.to_thread(_check_pids, self.images)
         addresses = await asyncio.to_thread(criu_rpc.addresses_in, self.images)
+        await asyncio.to_thread(_list_terminals, self.images)
         holding = _Holding(self.hold, self.cage, held, self.following)
         request = criu_rpc.restore_request(self.entered.images, lazy=self.following is not None)
         if self.following is not None:
@@ -295,6 +296,12 @@ def _check_pids(images: Path) -> None:
                 f"start sessions with hold --reserve {OWN_PIDS[-1]}",
             )
         )
+
+
+def _list_terminals(images: Path) -> None:
+    """For init/ctty.c, which CRIU has loaded."""
+    lines = [f"{index} {session}\n" for index, session in criu_rpc.terminals_in(images)]
+    (images / LIST).write_text("".join(lines))
 
 
 async def _converse(

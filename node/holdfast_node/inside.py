@@ -34,6 +34,8 @@ from holdfast_wire.errors import HoldfastError
 from .freezer import Freezer, children
 
 LOADER: Final = "ld.so"
+TERMINALS: Final = "ctty.so"  # init/ctty.c, for restores
+LIST: Final = "ttys"  # among the images, for it
 PACKET_MAX: Final = 1 << 20
 NAMESPACES: Final = {
     "pid": 0x20000000,
@@ -210,7 +212,8 @@ def become_criu(orders: Orders, sock: int) -> None:
         words = ["swrk", str(sock)]
         if orders.lazy:
             words = ["--ps-socket", str(nobody()), *words]
-        os.execve(f"{bundle}/{LOADER}", criu(bundle, *words), environment(bundle))  # noqa: S606
+        command = criu(bundle, *words, loads=TERMINALS if orders.restoring else "")
+        os.execve(f"{bundle}/{LOADER}", command, environment(bundle))  # noqa: S606
     finally:
         os._exit(127)
 
@@ -229,10 +232,12 @@ def may(capability: int) -> bool:
     return bool(int(line.split()[1], 16) >> capability & 1)
 
 
-def criu(bundle: str, *words: str) -> list[str]:
-    """No word of it lets a file of the container decide what is loaded or done."""
+def criu(bundle: str, *words: str, loads: str = "") -> list[str]:
+    """No word of it lets a file of the container decide what is loaded or done. `loads`: one more
+    library of the bundle, before all others."""
     return [
-        f"{bundle}/{LOADER}", "--inhibit-cache", "--library-path", bundle, f"{bundle}/criu",
+        f"{bundle}/{LOADER}", "--inhibit-cache", "--library-path", bundle,
+        *(["--preload", f"{bundle}/{loads}"] if loads else []), f"{bundle}/criu",
         "--no-default-config", "--libdir", f"{bundle}/plugins", *words,
     ]  # fmt: skip
 

@@ -42,7 +42,8 @@ def look(bundle: Path, cgroups: Path = freezer.CGROUPS) -> Preflight:
     """Blocks for some tenths of a second."""
     problems = []
     checked, notes = "", b""
-    if not (bundle / inside.LOADER).exists() or not (bundle / "criu").exists():
+    needed = (inside.LOADER, "criu", inside.TERMINALS)
+    if not all((bundle / name).exists() for name in needed):
         problems.append(f"CRIU is not at {bundle}")
     elif b"/etc/ld.so.preload" in (bundle / inside.LOADER).read_bytes():
         problems.append(f"the loader at {bundle} would load libraries of a user's choice")

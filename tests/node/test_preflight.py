@@ -26,7 +26,8 @@ def test_a_node_without_criu_says_so(tmp_path: Path) -> None:
 
 def test_a_loader_that_would_load_a_user_s_libraries_is_refused(tmp_path: Path) -> None:
     (tmp_path / inside.LOADER).write_bytes(b"...\0/etc/ld.so.preload\0...")
-    (tmp_path / "criu").write_bytes(b"")
+    for name in ("criu", inside.TERMINALS):
+        (tmp_path / name).write_bytes(b"")
     found = preflight.look(tmp_path)
     assert any("user's choice" in problem for problem in found.problems)
     assert found.notes == b""
@@ -38,4 +39,6 @@ def test_nothing_of_the_container_decides_how_criu_starts() -> None:
     assert "--no-default-config" in words
     assert words[words.index("--libdir") + 1] == "/b/plugins"
     assert inside.environment("/b")["PATH"] == "/b/programs"
+    words = inside.criu("/b", "swrk", "3", loads=inside.TERMINALS)
+    assert words[4:7] == ["--preload", "/b/ctty.so", "/b/criu"]
     assert "HOME" not in inside.environment("/b")

@@ -34,7 +34,9 @@ MOVED_WITHIN: Final = 120.0
 HEAP: Final = """
 import os, sys
 block = os.urandom(1 << 20)
-heap = bytearray(block * (int(sys.argv[3]) >> 20))
+heap = bytearray(int(sys.argv[3]) >> 20 << 20)
+for at in range(0, len(heap), 1 << 20):
+    heap[at:at + (1 << 20)] = block
 """
 # In a session of its own, without a terminal: what CRIU does with the least to do.
 ALONE: Final = """

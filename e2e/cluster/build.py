@@ -112,6 +112,17 @@ def etcdutl() -> Path:
     return cached("etcdutl", [source / "go.mod", source / "go.sum"], make)
 
 
+def s3_server() -> Path:
+    """The gateway of S3 to a folder; only the tests of a bucket need it."""
+    source = HERE / "src" / "s3"
+
+    def make(target: Path) -> None:
+        program = "github.com/versity/versitygw/cmd/versitygw"
+        _go("s3", "building an S3 server", ["-ldflags", "-s -w", "-o", str(target), program])
+
+    return cached("s3", [source / name for name in ("go.mod", "go.sum")], make)
+
+
 def _build_programs(target: Path) -> None:
     target.mkdir()
     number = KUBERNETES.removeprefix("v").split(".")

@@ -59,15 +59,15 @@ def _say(**said: Any) -> None:
     print(json.dumps(said), flush=True)
 
 
-def _engine(session: Resting, lock: int) -> Engine:
+def _engine(session: Resting, lock: int, hold_program: str) -> Engine:
     """Loaded only now: CRIU's package may not be there."""
-    bundle = local_criu.bundle(session.shelf.criu)
+    bundle = local_criu.bundle(session.shelf.criu, Path(hold_program))
     from .engine import Engine
 
     return Engine(bundle, also=(lock,))
 
 
-async def suspend(session: Resting) -> dict[str, Any]:
+async def suspend(session: Resting, hold_program: str) -> dict[str, Any]:
     with session.locked(seconds=0) as lock:
         if session.shelf.full():
             await session.end()
@@ -76,7 +76,7 @@ async def suspend(session: Resting) -> dict[str, Any]:
         if hold is None:
             raise Ended(f"session {session.name} has ended")
         _check(session, hold)
-        engine = _engine(session, lock)
+        engine = _engine(session, lock, hold_program)
         with session.marked(SUSPENDING):
             try:
                 await _take(session, hold, engine)
@@ -133,7 +133,7 @@ async def wake(session: Resting, hold_program: str) -> dict[str, Any]:
         if not session.shelf.full():
             await session.run_on()
             return {"already": True}
-        engine = _engine(session, lock)
+        engine = _engine(session, lock, hold_program)
         _say(doing="checking what was stored")
         await asyncio.to_thread(session.shelf.check)
         await session.end()
@@ -228,14 +228,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("act", choices=("suspend", "wake", "settle"))
     parser.add_argument("--folder", type=Path, required=True, help="the session's")
     parser.add_argument("--shelf", type=Path, required=True, help="where it is stored")
-    parser.add_argument("--hold", default="hold", help="the program, to wake it with")
+    parser.add_argument("--hold", default="hold", help="the program")
     given = parser.parse_args(argv)
     os.umask(0o077)
     session = Resting(given.folder, Shelf(given.shelf))
     try:
         match given.act:
             case "suspend":
-                done = asyncio.run(suspend(session))
+                done = asyncio.run(suspend(session, given.hold))
             case "wake":
                 done = asyncio.run(wake(session, given.hold))
             case _:

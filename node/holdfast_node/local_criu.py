@@ -1,7 +1,8 @@
 """CRIU as this machine has it, for sessions without a cluster: found, checked, or what to do.
 
 In a cluster CRIU comes with the agent, as a folder (scripts/criu_bundle.py). Here it is a program
-on PATH, and a folder of the same form is made of links to it and to its loader.
+on PATH, and a folder of the same form is made of links: to it and to its loader, or to all that
+such a folder has, and to the library that hold is built with and that CRIU loads.
 """
 
 from __future__ import annotations
@@ -28,15 +29,23 @@ _DEBIAN: Final = Path("/usr/lib/python3/dist-packages/pycriu")
 _INSTALL: Final = "install CRIU 4.0 or later: criu.org/Packages"
 
 
-def bundle(folder: Path) -> Path:
-    """CRIU in the form that the engine wants; made in `folder` if need be. Raises Unsupported."""
+def bundle(folder: Path, hold: Path) -> Path:
+    """CRIU in the form that the engine wants, made in `folder`. `hold` is the program. Raises
+    Unsupported."""
     program = _program()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, mode=0o700)
     # A loader alone says nothing: some systems have one beside all of their programs.
-    is_bundle = all((program.parent / name).exists() for name in (inside.LOADER, _PLUGINS))
-    found = program.parent if is_bundle else _linked(program, folder)
-    _check_version(found, program)
+    if all((program.parent / name).exists() for name in (inside.LOADER, _PLUGINS)):
+        for part in program.parent.iterdir():
+            (folder / part.name).symlink_to(part)
+    else:
+        _link(program, folder)
+    (folder / inside.TERMINALS).unlink(missing_ok=True)
+    (folder / inside.TERMINALS).symlink_to(hold.absolute().with_name(inside.TERMINALS))
+    _check_version(folder, program)
     _find_pycriu()
-    return found
+    return folder
 
 
 def _program() -> Path:
@@ -56,12 +65,10 @@ def _path() -> str:
     return os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
 
 
-def _linked(program: Path, folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    (folder / _PLUGINS).mkdir(parents=True, mode=0o700)
+def _link(program: Path, folder: Path) -> None:
+    (folder / _PLUGINS).mkdir(mode=0o700)
     (folder / "criu").symlink_to(program)
     (folder / inside.LOADER).symlink_to(_loader(program))
-    return folder
 
 
 def _loader(program: Path) -> str:

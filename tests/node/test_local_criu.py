@@ -29,7 +29,7 @@ def test_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HOLDFAST_CRIU", raising=False)
     monkeypatch.setattr(local_criu, "_path", lambda: str(tmp_path))
     with pytest.raises(Unsupported, match="no program criu on PATH") as refused:
-        local_criu.bundle(tmp_path / "made")
+        local_criu.bundle(tmp_path / "made", tmp_path / "hold")
     assert "install CRIU 4.0 or later" in refused.value.advice
 
 
@@ -46,16 +46,16 @@ def test_one_that_will_not_do(
 ) -> None:
     monkeypatch.setenv("HOLDFAST_CRIU", str(bundled(tmp_path / "criu-there", says)))
     with pytest.raises(Unsupported, match=why):
-        local_criu.bundle(tmp_path / "made")
+        local_criu.bundle(tmp_path / "made", tmp_path / "hold")
 
 
 def test_what_is_chosen_must_be_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOLDFAST_CRIU", str(tmp_path / "absent"))
     with pytest.raises(Unsupported, match=r"HOLDFAST_CRIU is .*absent, which cannot be run"):
-        local_criu.bundle(tmp_path / "made")
+        local_criu.bundle(tmp_path / "made", tmp_path / "hold")
     monkeypatch.setenv("HOLDFAST_CRIU", str(program(tmp_path / "script", "#!/bin/sh\n")))
     with pytest.raises(Unsupported, match="is not the program CRIU"):
-        local_criu.bundle(tmp_path / "made")
+        local_criu.bundle(tmp_path / "made", tmp_path / "hold")
 
 
 def test_pycriu_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_pycriu_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         importlib.util, "find_spec", lambda name: None if name == "pycriu" else found(name)
     )
     with pytest.raises(Unsupported, match="pycriu is missing") as refused:
-        local_criu.bundle(tmp_path / "made")
+        local_criu.bundle(tmp_path / "made", tmp_path / "hold")
     assert "python3-pycriu" in refused.value.advice
 
 
@@ -78,7 +78,8 @@ def test_a_program_without_its_loader_is_linked(
     monkeypatch.setattr(local_criu, "_find_pycriu", lambda: None)
     monkeypatch.setenv("HOLDFAST_CRIU", "/bin/ls")
     for _ in range(2):
-        made = local_criu.bundle(tmp_path / "made")
+        made = local_criu.bundle(tmp_path / "made", tmp_path / "hold")
     assert (made / "criu").samefile("/bin/ls")
     assert (made / inside.LOADER).exists()
     assert (made / "plugins").is_dir()
+    assert (made / inside.TERMINALS).readlink() == tmp_path / inside.TERMINALS

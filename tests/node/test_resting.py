@@ -42,7 +42,7 @@ def test_the_mark_names_the_shelf_and_is_locked(session: Resting) -> None:
 
 async def test_one_without_a_hold_has_ended(session: Resting) -> None:
     with pytest.raises(Ended):
-        await hibernate.suspend(session)
+        await hibernate.suspend(session, "hold")
     assert (await hibernate.wake(session, "/bin/false"))["already"]
 
 

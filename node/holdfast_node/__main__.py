@@ -16,7 +16,7 @@ from holdfast_node.settings import Settings
 from holdfast_wire.errors import HoldfastError
 
 
-async def work(settings: Settings) -> None:
+async def serve(settings: Settings) -> None:
     """Until a signal."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     if task is not None:
@@ -26,15 +26,24 @@ async def work(settings: Settings) -> None:
     for problem in can.problems:
         log.warning("sessions cannot be moved to or from this node", why=problem)
     async with Kube(credentials.find(), agent="holdfast-node") as kube:
+        agent = asyncio.create_task(Agent(settings, kube, can).run())
+        looking = agent
+        if can.problems:
+            looking = asyncio.create_task(preflight.fit(settings.bundle, settings.cgroups))
         with contextlib.suppress(asyncio.CancelledError):
-            await Agent(settings, kube, can).run()
+            await asyncio.wait({agent, looking}, return_when=asyncio.FIRST_COMPLETED)
+        # Fit after all: the agent that is started in the place of this one says so.
+        for work in (looking, agent):
+            work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await agent
 
 
 def main() -> int:
     try:
         settings = Settings.from_env(os.environ)
         log.configure(settings.log_level)
-        asyncio.run(work(settings))
+        asyncio.run(serve(settings))
     except HoldfastError as error:
         print(f"holdfast-node: {error}", file=sys.stderr)
         return error.exit_code

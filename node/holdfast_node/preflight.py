@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import hashlib
@@ -66,6 +67,15 @@ def look(bundle: Path, cgroups: Path = freezer.CGROUPS) -> Preflight:
         notes=notes,
         follows=not problems and can_follow(bundle),
     )
+
+
+async def fit(bundle: Path, cgroups: Path, every: float = 60.0) -> None:
+    """Returns when nothing is in the way any more: on a busy machine a check may fail for once."""
+    while True:
+        await asyncio.sleep(every)
+        found = await asyncio.to_thread(look, bundle, cgroups)
+        if not found.problems:
+            return
 
 
 def can_follow(bundle: Path) -> bool:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from holdfast_node import inside, preflight
 
@@ -42,3 +46,12 @@ def test_nothing_of_the_container_decides_how_criu_starts() -> None:
     words = inside.criu("/b", "swrk", "3", loads=inside.TERMINALS)
     assert words[4:7] == ["--preload", "/b/ctty.so", "/b/criu"]
     assert "HOME" not in inside.environment("/b")
+
+
+async def test_what_was_in_the_way_may_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bad = preflight.look(tmp_path, tmp_path)
+    assert bad.problems
+    looks = iter([bad, bad, replace(bad, problems=())])
+    monkeypatch.setattr(preflight, "look", lambda *_: next(looks))
+    await asyncio.wait_for(preflight.fit(tmp_path, tmp_path, every=0.01), 5)
+    assert list(looks) == []

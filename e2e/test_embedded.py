@@ -18,7 +18,8 @@ import pytest
 from client_kit import Home, Screen, alive, build_hold, eventually, stop
 from e2e import engine_kit as kit
 from e2e.cluster.places import REPOSITORY
-from holdfast.paths import SessionFolder
+from holdfast.paths import SessionFolder, session_names
+from holdfast.sessions import sidecar_pid
 
 if os.geteuid() != 0:
     pytest.skip("needs root", allow_module_level=True)
@@ -71,6 +72,9 @@ class Machine(Home):
     def reboot(self) -> None:
         """What a reboot leaves: the disk."""
         stop(int(json.loads((self.state / "gateway.json").read_text())["pid"]))
+        for name in session_names(self.state):
+            if (pid := sidecar_pid(self.folder(name))) is not None:  # of one that has ended
+                stop(pid)
         shutil.rmtree(self.state)
         self.state.mkdir(mode=0o700)
 

@@ -137,7 +137,8 @@ def keep(
 
 
 def bring(session: Session, step: CreateBring) -> Manifest:
-    """The order to the agent of the pod's node. Its epoch is the one that was stored."""
+    """The order to the agent of the pod's node. Its epoch is the one that was stored; its image is
+    what the pod runs, which the agent holds against what was stored."""
     stored, pod = step.checkpoint, step.pod
     name = names.bring_name(session.name, pod.epoch, pod.uid)
     origin = {
@@ -149,7 +150,7 @@ def bring(session: Session, step: CreateBring) -> Manifest:
         "takenAt": stored.taken,
     }
     more = {
-        "image": stored.image,
+        "image": pod.image,
         "targetNode": pod.node,
         "targetPodUID": pod.uid,
         "from": origin,

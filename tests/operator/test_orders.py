@@ -58,13 +58,13 @@ def test_a_keep() -> None:
 
 def test_a_bring() -> None:
     stored = order(4, epoch=3, image="a@sha256:1", session=("other", UID))
-    target = pod(5, uid="12345678-9", node="m")
+    target = pod(5, uid="12345678-9", node="m", image="a@sha256:2")
     made = objects.bring(session(), CreateBring(stored, target, Trigger.FORK))
     assert made["metadata"]["name"] == "build-5-from-12345678"
     assert made["metadata"]["labels"][names.NODE] == "m"
     assert valid(made) == {
         "sessionName": "build", "sessionUID": "u", "epoch": 3, "trigger": "Fork",
-        "image": "a@sha256:1", "targetNode": "m", "targetPodUID": "12345678-9",
+        "image": "a@sha256:2", "targetNode": "m", "targetPodUID": "12345678-9",
         "from": {
             "checkpoint": "build-1-k4", "sessionName": "other", "sessionUID": UID,
             "digest": DIGEST, "location": "peer://m", "takenAt": ago(100),

@@ -124,6 +124,13 @@ bench: setup ## measure against tmux, dtach and CRIU (as root, on a cluster); bu
 	@[ $$(id -u) != 0 ] || scripts/need $$($(BIN)/python -m e2e.cluster tools)
 	@$(BIN)/python -m bench
 
+.PHONY: curve
+curve: setup ## measure how long a move stands still by size (root), and draw docs/images/freeze.svg
+	@scripts/need $$($(BIN)/python -m e2e.cluster tools)
+	@$(BIN)/pip install --quiet --disable-pip-version-check 'matplotlib>=3.9,<4'
+	@$(BIN)/python -m bench --only curve --output build/bench/curve.json
+	@$(BIN)/python scripts/curve.py
+
 .PHONY: picture
 picture: setup ## the README's picture of the page, taken anew
 	@scripts/need chromium

@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 
 from bench import (
     measure_attach,
+    measure_curve,
     measure_echo,
     measure_memory,
     measure_moves,
@@ -36,7 +37,9 @@ PARTS: Final[dict[str, Callable[[int, Table], Figures]]] = {
     "throughput": measure_throughput.measure,
     "stalled": measure_stalled.measure,
     "moves": lambda _size, table: measure_moves.measure(table),
+    "curve": lambda _size, table: measure_curve.measure(table),
 }
+USUAL: Final = [part for part in PARTS if part != "curve"]  # which is for a picture
 
 
 def _parts(text: str) -> list[str]:
@@ -49,7 +52,7 @@ def _parts(text: str) -> list[str]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
-        "--only", type=_parts, default=list(PARTS), metavar="PART,…", help=", ".join(PARTS)
+        "--only", type=_parts, default=USUAL, metavar="PART,…", help=", ".join(PARTS)
     )
     parser.add_argument("--quick", action="store_true", help="print 10 MB instead of 100")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench" / "report.json")

@@ -86,7 +86,9 @@ def measure(table: Table) -> Figures:
     figures: Figures = {}
     with on_a_cluster() as lab:
         for name, size in SIZES.items():
-            frozen, floor = _moved(lab, name, size, "Copy"), _alone(name, size)
+            copied = f"copy-{name}"
+            frozen = moved(lab, copied, HEAP, size, memory="Copy", moves=MOVES[name])
+            floor = _alone(name, size)
             figures[f"move_freeze_{name}_seconds"] = frozen
             figures[f"criu_floor_{name}_seconds"] = floor
             figures[f"move_freeze_{name}_ratio_to_criu"] = frozen / floor
@@ -95,7 +97,8 @@ def measure(table: Table) -> Figures:
             table.cell(f"CRIU alone {floor:.3f}")
             table.cell(f"ratio {frozen / floor:.2f}")
         for name, size in FOLLOWING.items():
-            frozen = _moved(lab, name, size, "PostCopy")
+            follows = f"postcopy-{name}"
+            frozen = moved(lab, follows, HEAP, size, memory="PostCopy", moves=MOVES[name])
             figures[f"postcopy_freeze_{name}_seconds"] = frozen
             table.row(f"{name}, post-copy")
             table.cell(f"{frozen:.3f}")
@@ -105,19 +108,19 @@ def measure(table: Table) -> Figures:
     return figures
 
 
-def _moved(lab: Lab, size_name: str, size: int, memory: str) -> float:
-    """The median of some moves back and forth."""
-    name = f"{memory.lower()}-{size_name}"
+def moved(lab: Lab, name: str, filled: str, *sizes: int, memory: str, moves: int) -> float:
+    """The median of some moves back and forth, of a program that first does `filled`."""
     (SHARED / name).unlink(missing_ok=True)
-    command = ("python3", "-c", HEAP + WALKER, f"/shared/{name}", str(EVERY), str(size))
-    session = lab.session(name, *command, spec={"move": {"memory": memory}}, **shared())
+    words = (f"/shared/{name}", str(EVERY), *map(str, sizes))
+    spec = {"move": {"memory": memory}}
+    session = lab.session(name, "python3", "-c", filled + WALKER, *words, spec=spec, **shared())
     until(lambda: len(session.marks()) > 100, "it counts", BUILT_WITHIN)
-    for _ in range(MOVES[size_name]):
+    for _ in range(moves):
         epoch = ask(session)
         session.await_epoch(epoch + 1, MOVED_WITHIN)
         session.writes_on()
         until(lambda: phase(session) == "Complete", "its memory is all there", MOVED_WITHIN)
-    marks = check(session, MOVES[size_name] + 1)
+    marks = check(session, moves + 1)
     session.delete()
     return statistics.median(_freezes(marks))
 

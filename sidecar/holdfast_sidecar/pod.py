@@ -107,6 +107,8 @@ class PodSidecar:
         fence = Fence(api, settings.lease_path, settings.session_uid, holder, hold, log)
         self._fence = fence
         if settings.restore:
+            # What comes may have it open, and is not told before the Lease is ours that it is here.
+            workload.write_epoch(settings.run, settings.epoch)
             taker = Taker(settings.pod_uid, identity, settings.epoch)
             self._arrival = Arrival(self._reopen, hold, fence, taker, self._came)
         agents = await agent.serve(settings.state / "agent.sock", self._asked)

@@ -53,9 +53,10 @@ def use_pycriu() -> None:
     """CRIU's Python package, out of the Debian root: it is not on PyPI."""
     folder = REPOSITORY / "build" / "pycriu"
     folder.mkdir(parents=True, exist_ok=True)
-    link = folder / "pycriu"
-    link.unlink(missing_ok=True)
-    link.symlink_to(debian_root() / "usr/lib/python3/dist-packages/pycriu")
+    new = folder / f"new-{os.getpid()}"
+    new.unlink(missing_ok=True)
+    new.symlink_to(debian_root() / "usr/lib/python3/dist-packages/pycriu")
+    new.rename(folder / "pycriu")  # in one step: other workers of the run look there too
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

@@ -20,7 +20,7 @@ from holdfast_operator.steps import DeleteBudget, End, Step, TakeOver, Wait
 from operator_kit import KEY, SETTINGS, Mishap, World, session_object
 
 from .test_decide import NOW, TERMINATED, lease, pod, seen, session
-from .test_interrupted import Story, settled, starts, until
+from .test_interrupted import Story, comes_to_rest, ends_the_same, starts, until
 from .test_moves import CORDONED, OPEN, RUNS, TARGET, TOLD, moving, order
 
 # -- the table ------------------------------------------------------------------------------------
@@ -388,29 +388,12 @@ STORIES: list[Story] = [
 @pytest.mark.parametrize("mishap", list(Mishap))
 @pytest.mark.parametrize("story", STORIES)
 async def test_ends_the_same(story: Story, mishap: Mishap) -> None:
-    quiet = World()
-    await story(quiet)
-    assert not quiet.overlap
-    expected = settled(quiet)
-    for number in range(1, len(quiet.api.writes) + 1):
-        world = World()
-        world.api.mishap = (number, mishap)
-        await story(world)
-        after = f"{mishap.value}: {quiet.api.writes[number - 1]} ({number})"
-        assert not world.overlap, after
-        assert settled(world) == expected, after
+    await ends_the_same(story, mishap)
 
 
 @pytest.mark.parametrize("story", STORIES)
 async def test_it_comes_to_rest(story: Story) -> None:
-    world = World()
-    await story(world)
-    if world.api.one(SESSIONS) is None:
-        return
-    await world.run(60)
-    before = list(world.api.writes)
-    await world.run(600)
-    assert world.api.writes == before
+    await comes_to_rest(story)
 
 
 async def test_without_an_operator_it_is_told_soon() -> None:

@@ -266,14 +266,13 @@ def _timeless(text: object) -> object:
     return re.sub(r"THEN, .* later", "THEN, later", text)
 
 
-@pytest.mark.parametrize("mishap", list(Mishap))
-@pytest.mark.parametrize("story", STORIES)
-async def test_ends_the_same(story: Story, mishap: Mishap) -> None:
+async def ends_the_same(story: Story, mishap: Mishap, first: int = 1, step: int = 1) -> None:
+    """As without a mishap, at whichever write it happens: from the `first` on, each `step`."""
     quiet = World()
     await story(quiet)
     assert not quiet.overlap
     expected = settled(quiet)
-    for number in range(1, len(quiet.api.writes) + 1):
+    for number in range(first, len(quiet.api.writes) + 1, step):
         world = World()
         world.api.mishap = (number, mishap)
         await story(world)
@@ -282,16 +281,29 @@ async def test_ends_the_same(story: Story, mishap: Mishap) -> None:
         assert settled(world) == expected, after
 
 
-@pytest.mark.parametrize("story", STORIES)
-async def test_an_idle_session_costs_no_write(story: Story) -> None:
+async def comes_to_rest(story: Story) -> None:
+    """Neither a write nor a list of orders when nothing happens."""
     world = World()
     await story(world)
     if world.api.one(SESSIONS) is None:
         return
     await world.run(60)
     before = list(world.api.writes)
+    listed = list(world.api.listed)
     await world.run(600)
     assert world.api.writes == before
+    assert world.api.listed == listed
+
+
+@pytest.mark.parametrize("mishap", list(Mishap))
+@pytest.mark.parametrize("story", STORIES)
+async def test_ends_the_same(story: Story, mishap: Mishap) -> None:
+    await ends_the_same(story, mishap)
+
+
+@pytest.mark.parametrize("story", STORIES)
+async def test_an_idle_session_costs_no_write(story: Story) -> None:
+    await comes_to_rest(story)
 
 
 async def test_a_move_and_what_it_cut_are_counted() -> None:

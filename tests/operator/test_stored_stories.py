@@ -11,7 +11,7 @@ from holdfast_kube.client import CHECKPOINTS, LEASES, SESSIONS
 from holdfast_operator import names
 from operator_kit import KEY, Json, Mishap, World, session_object
 
-from .test_interrupted import Story, settled, until
+from .test_interrupted import Story, comes_to_rest, ends_the_same, until
 
 EVERY = {"everySeconds": 60, "keep": 2, "store": "Peer"}
 
@@ -387,29 +387,10 @@ WHERE = {Mishap.KILLED: (1, 1), Mishap.REPLY_LOST: (1, 2), Mishap.NOT_SENT: (2, 
 @pytest.mark.parametrize("mishap", list(Mishap))
 @pytest.mark.parametrize("story", STORIES)
 async def test_ends_the_same(story: Story, mishap: Mishap) -> None:
-    quiet = World()
-    await story(quiet)
-    expected = settled(quiet)
     first, step = WHERE[mishap]
-    for number in range(first, len(quiet.api.writes) + 1, step):
-        world = World()
-        world.api.mishap = (number, mishap)
-        await story(world)
-        after = f"{mishap.value}: {quiet.api.writes[number - 1]} ({number})"
-        assert not world.overlap, after
-        assert settled(world) == expected, after
+    await ends_the_same(story, mishap, first, step)
 
 
 @pytest.mark.parametrize("story", STORIES)
 async def test_it_comes_to_rest(story: Story) -> None:
-    """Neither a write nor a list of orders when nothing happens."""
-    world = World()
-    await story(world)
-    if world.api.one(SESSIONS) is None:
-        return
-    await world.run(60)
-    before = list(world.api.writes)
-    listed = list(world.api.listed)
-    await world.run(600)
-    assert world.api.writes == before
-    assert world.api.listed == listed
+    await comes_to_rest(story)

@@ -76,9 +76,9 @@ async def suspend(session: Resting, hold_program: str) -> dict[str, Any]:
         if hold is None:
             raise Ended(f"session {session.name} has ended")
         _check(session, hold)
-        engine = _engine(session, lock, hold_program)
         with session.marked(SUSPENDING):
             try:
+                engine = _engine(session, lock, hold_program)
                 await _take(session, hold, engine)
                 size = await asyncio.to_thread(session.shelf.finish)
             except BaseException:
@@ -133,7 +133,6 @@ async def wake(session: Resting, hold_program: str) -> dict[str, Any]:
         if not session.shelf.full():
             await session.run_on()
             return {"already": True}
-        engine = _engine(session, lock, hold_program)
         _say(doing="checking what was stored")
         await asyncio.to_thread(session.shelf.check)
         await session.end()
@@ -141,6 +140,7 @@ async def wake(session: Resting, hold_program: str) -> dict[str, Any]:
         session.folder.mkdir(parents=True, mode=0o700)
         with session.marked(WAKING):
             try:
+                engine = _engine(session, lock, hold_program)
                 await _bring(session, hold_program, engine)
             except BaseException:
                 if session.shelf.full():

@@ -90,6 +90,7 @@ def test_a_session_whose_pod_is_deleted_moves(lab: Lab) -> None:
     lab.report["deleted_pod_freeze_seconds"] = round(longest_gap(marks), 3)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_and_again(lab: Lab) -> None:
     session = walking(lab, "deleted-twice", grace=GRACE)
@@ -109,6 +110,7 @@ def tainted(lab: Lab, node: str) -> Iterator[None]:
         lab.kubectl("taint", "node", node, "e2e=gone:NoExecute-")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_taint_moves_it_too(lab: Lab) -> None:
     session = walking(lab, "tainted", grace=GRACE, node=lab.away())
@@ -130,6 +132,7 @@ def test_with_a_grace_too_short_it_is_told_at_once(lab: Lab) -> None:
     assert not checkpoint(session)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_one_that_was_not_made_to_linger_is_told_at_once(lab: Lab) -> None:
     session = walking(lab, "short", grace=10)
@@ -138,6 +141,7 @@ def test_one_that_was_not_made_to_linger_is_told_at_once(lab: Lab) -> None:
     ends_anew(session, since, after=0, before=2.5)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_without_an_agent_it_is_told_soon(lab: Lab) -> None:
     session = walking(lab, "unmoved", grace=GRACE)
@@ -147,6 +151,7 @@ def test_without_an_agent_it_is_told_soon(lab: Lab) -> None:
         ends_anew(session, since, after=2.5, before=6)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_with_no_other_node_it_is_told_while_there_is_time(lab: Lab) -> None:
     """It may be waited for, but not for so long that the command is killed unheard."""
@@ -196,6 +201,7 @@ def test_a_drain_ends_a_session_that_says_so(lab: Lab) -> None:
     check(session, 1)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_and_so_does_an_eviction_but_not_a_deletion(lab: Lab) -> None:
     session = walking(lab, "evicted-end", spec=ENDS)

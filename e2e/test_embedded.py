@@ -225,6 +225,7 @@ def test_a_reboot(machine: Machine) -> None:
     assert machine.json("screen", "boot")["text"].startswith(screen["text"].rstrip())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("harm", ["changed", "cut short", "gone", "manifest"])
 def test_what_is_damaged_is_not_restored(machine: Machine, harm: str) -> None:
     machine.start("hurt")
@@ -251,6 +252,7 @@ def test_what_is_damaged_is_not_restored(machine: Machine, harm: str) -> None:
     assert "kept" in machine.ok("exec", "hurt", "--", "echo $word")
 
 
+@pytest.mark.long
 def test_an_open_file_that_changed(machine: Machine, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("one\ntwo\n")
@@ -268,6 +270,7 @@ def test_an_open_file_that_changed(machine: Machine, tmp_path: Path) -> None:
     assert "one then two" in machine.ok("exec", "file", "--", "read -u 7 y; echo $x then $y")
 
 
+@pytest.mark.long
 def test_connections_to_others_are_cut(machine: Machine) -> None:
     """On the machine's own network: also those over its loopback device."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -327,6 +330,7 @@ def test_at_the_wrong_moment(machine: Machine) -> None:
     assert "fine" in machine.ok("exec", "odd", "--", "echo fine")
 
 
+@pytest.mark.long
 def test_attach_while_it_is_suspended(machine: Machine) -> None:
     machine.start("late")
     machine.ok("exec", "late", "--", "word=kept")

@@ -70,6 +70,7 @@ def foreground(target: Target) -> str:
     return "shell" if group == command else containers.name(group)
 
 
+@pytest.mark.long
 async def test_a_shell_whose_memory_follows(bench: kit.Lab, engine: Engine) -> None:
     session = Session(bench.container("a", "dash", "-i"))
     session.typist.type("x=kept; echo re''ady\n")
@@ -84,6 +85,7 @@ async def test_a_shell_whose_memory_follows(bench: kit.Lab, engine: Engine) -> N
     kit.until(lambda: foreground(target) == "shell", "the shell has the terminal back")
 
 
+@pytest.mark.long
 async def test_one_that_is_stored_runs_on_and_moves_twice(bench: kit.Lab, engine: Engine) -> None:
     session = Session(bench.container("a", "dash", "-i"))
     session.typist.type("x=kept; echo re''ady\n")
@@ -183,6 +185,7 @@ os.read(both, 100)
 ALONE = "os.closerange(0, 3)"  # nothing of the terminal is open by another name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("then", ["", ALONE], ids=["beside", "alone"])
 @pytest.mark.parametrize("uid", [0, 1000])
 async def test_a_program_reads_and_writes_it(
@@ -209,6 +212,7 @@ pty.spawn(["dash", "-i"])
 """
 
 
+@pytest.mark.long
 async def test_of_two_terminals_each_its_own(bench: kit.Lab, engine: Engine) -> None:
     """As in a pane of tmux: there `/dev/tty` is the pane."""
     session = Session(bench.container("a", "python3", "-c", NESTED))

@@ -112,6 +112,7 @@ def test_a_lost_node_costs_what_came_after_the_checkpoint(lab: Lab) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
+@pytest.mark.timed
 def test_suspended_it_costs_nothing_and_attaching_wakes_it(
     lab: Lab, attach: Callable[[str], Screen]
 ) -> None:

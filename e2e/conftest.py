@@ -79,6 +79,8 @@ def tidy(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.session.testsfailed > failed:
         collect(lab, BUILD / "failed" / f"{request.node.name}-{NUMBER}")
+    if lab.tidy():
+        return
     lab.kubectl("delete", "sessions", "--all", "--all-namespaces", "--timeout=90s", timeout=100)
     lab.await_nodes()
 

@@ -47,8 +47,9 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def until(look: Callable[[], T], what: str, patience: float = PATIENCE, every: float = 0.1) -> T:
-    """The first true thing seen; what was seen last, in the complaint."""
+def until(look: Callable[[], T], what: str, patience: float = PATIENCE, every: float = 0.25) -> T:
+    """The first true thing seen; what was seen last, in the complaint. kubectl needs a tenth of a
+    second of a core for each look."""
     give_up = time.monotonic() + patience
     while True:
         seen = look()
@@ -140,6 +141,13 @@ class Lab:
             raise KubectlError(("holdfast", *arguments), done.stderr.strip())
         return done.stdout
 
+    def tidy(self) -> bool:
+        """No session is there, and every node takes pods: in one look, for most tests leave
+        nothing."""
+        found = self.get("sessions,nodes", "--all-namespaces")["items"]
+        nodes = [item for item in found if item["kind"] == "Node"]
+        return len(nodes) == len(found) and all(_takes_pods(node) for node in nodes)
+
     def await_nodes(self) -> None:
         self.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=90s")
 
@@ -199,6 +207,11 @@ def manifest(
             **(spec or {}),
         },
     }
+
+
+def _takes_pods(node: dict[str, Any]) -> bool:
+    conditions = {one["type"]: one["status"] for one in node["status"]["conditions"]}
+    return conditions.get("Ready") == "True" and not node["spec"].get("taints")
 
 
 def _prefers(node: str) -> dict[str, Any]:

@@ -189,6 +189,7 @@ def test_one_that_is_ended_ends_at_once(lab: Lab) -> None:
 ENDS: dict[str, Any] = {"move": {"onDrain": "End"}}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_drain_ends_a_session_that_says_so(lab: Lab) -> None:
     session = walking(lab, "drained-end", node=lab.away(), spec=ENDS)

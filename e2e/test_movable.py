@@ -41,6 +41,7 @@ def movable(session: Session, status: str, reason: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.long
 def test_what_cannot_be_moved_is_named_and_forgotten(lab: Lab) -> None:
     await_agents(lab)
     session = lab.session("stuck", "bash", "--norc")

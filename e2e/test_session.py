@@ -24,7 +24,7 @@ from e2e.lab import (
 )
 
 # kubelet looks at its containers once a second: every round begins at another moment of that.
-ROUNDS = 8
+ROUNDS = 6
 
 
 def seconds(lab: Lab, body: dict[str, Any], what: str) -> float:

@@ -43,6 +43,11 @@ def bare_pod(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.timed
+def test_a_cluster_is_there_within_a_minute(lab: Lab) -> None:
+    assert lab.report["cluster_up_seconds"] < 60
+
+
+@pytest.mark.timed
 def test_a_session_is_ready_about_as_fast_as_a_pod(lab: Lab) -> None:
     bare, ours = [], []
     for n in range(ROUNDS):

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from e2e.cluster import build
 from e2e.cluster.places import HERE, KUBECONFIG, REPOSITORY, SHARED
 from e2e.cluster.running import running
+from e2e.look import Look, Refused
 from holdfast_wire.lease import SHORTEST, Timing
 
 T = TypeVar("T")
@@ -48,8 +49,7 @@ def boottime() -> float:
 
 
 def until(look: Callable[[], T], what: str, patience: float = PATIENCE, every: float = 0.25) -> T:
-    """The first true thing seen; what was seen last, in the complaint. kubectl needs a tenth of a
-    second of a core for each look."""
+    """The first true thing seen; what was seen last, in the complaint."""
     give_up = time.monotonic() + patience
     while True:
         seen = look()
@@ -79,6 +79,7 @@ class Lab:
     def __init__(self, programs: Path) -> None:
         self.programs = programs
         self.report: dict[str, Any] = {}
+        self._look = Look()
 
     # -- kubectl ----------------------------------------------------------------------------------
 
@@ -92,13 +93,19 @@ class Lab:
         return done.stdout
 
     def get(self, *arguments: str) -> dict[str, Any]:
-        body: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "-o", "json"))
-        return body
+        try:
+            return self._look.get(*arguments)
+        except Refused as error:
+            raise KubectlError(("get", *arguments), str(error)) from error
 
     def find(self, *arguments: str) -> dict[str, Any] | None:
         """None if there is none."""
-        text = self.kubectl("get", *arguments, "-o", "json", "--ignore-not-found")
-        return json.loads(text) if text.strip() else None
+        try:
+            return self._look.get(*arguments)
+        except Refused as error:
+            if error.missing:
+                return None
+            raise KubectlError(("get", *arguments), str(error)) from error
 
     def apply(self, manifest: dict[str, Any]) -> None:
         self.kubectl("apply", "-f", "-", give=json.dumps(manifest))

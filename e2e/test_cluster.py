@@ -69,19 +69,6 @@ def test_killed_on_the_way_up() -> None:
     assert leftovers() == []
 
 
-def test_up_after_everything_was_killed() -> None:
-    """As after a crash: there are records, cgroups, interfaces, namespaces, and nothing runs."""
-    cluster.up()
-    for name in processes.names():
-        processes.stop(name, signal.SIGKILL)
-        (STATE / "pids" / name).write_text('{"pid": 1, "started": 0, "boot": "another"}')
-    assert leftovers()
-    cluster.up()
-    assert running().healthy()
-    cluster.down()
-    assert leftovers() == []
-
-
 def test_a_run_that_is_killed_takes_its_cluster_along() -> None:
     script = (
         "import os, time; from e2e.cluster import __main__ as c; c.up(os.getpid()); time.sleep(600)"
@@ -111,13 +98,24 @@ def test_what_somebody_else_made_stays() -> None:
         run("ip", "link", "del", BRIDGE)
 
 
-def test_two_at_once_make_one_that_is_kept_and_goes_without_a_trace() -> None:
+def test_two_at_once_make_one_that_is_kept_comes_back_and_goes_without_a_trace() -> None:
     both = [begun("up"), begun("up")]
     assert [process.wait(300) for process in both] == [0, 0]
     assert running().healthy()
     before = {name: processes.pid_of(name) for name in processes.names()}
     cluster.up()
     assert before == {name: processes.pid_of(name) for name in processes.names()}
+    crash()
+    assert leftovers()
+    cluster.up()
+    assert running().healthy()
     cluster.down()
     assert leftovers() == []
     cluster.down()
+
+
+def crash() -> None:
+    """There are records, cgroups, interfaces, namespaces, and nothing runs."""
+    for name in processes.names():
+        processes.stop(name, signal.SIGKILL)
+        (STATE / "pids" / name).write_text('{"pid": 1, "started": 0, "boot": "another"}')

@@ -90,6 +90,8 @@ def test_the_api_is_away_for_ten_leases(lab: Lab) -> None:
     assert (busy.epoch, idle.epoch) == (1, 1)
     assert pids <= {pid for uid in uids.values() for pid in container_pids(uid)}
     busy.check()
+    for node in running().nodes:  # each waits a minute longer by now before it asks the API again
+        faults.restart_kubelet(node)
 
 
 @pytest.mark.faults(4)

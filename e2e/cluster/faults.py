@@ -110,6 +110,12 @@ def reboot(node: str) -> None:
         pass
 
 
+def restart_kubelet(node: str) -> None:
+    """Its pods run on."""
+    ours = "kill $(cat /run/kubelet.pid)"
+    in_node(node, "sh", "-c", f"[ -e /run/kubelet.pid ] && {ours} || systemctl restart kubelet")
+
+
 def in_node(node: str, *command: str | Path) -> str:
     """A program in the node's own namespaces."""
     return running().run_in(node, *command)

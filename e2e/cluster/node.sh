@@ -123,8 +123,13 @@ inner() {
   /opt/kube/kube-proxy --kubeconfig="$STATE/pki/proxy.conf" --hostname-override="$NODE" \
     --proxy-mode=iptables --conntrack-max-per-core=0 --conntrack-tcp-timeout-established=0 \
     --conntrack-tcp-timeout-close-wait=0 >> "$log-proxy.log" 2>&1 &
-  /opt/kube/kubelet --config=/etc/kubelet.yaml --kubeconfig="$STATE/pki/kubelet-$NODE.conf" \
-    --hostname-override="$NODE" --node-ip="$ADDRESS" >> "$log-kubelet.log" 2>&1 &
+  # One that ends is started again, as by a node's init.
+  while :; do
+    /opt/kube/kubelet --config=/etc/kubelet.yaml --kubeconfig="$STATE/pki/kubelet-$NODE.conf" \
+      --hostname-override="$NODE" --node-ip="$ADDRESS" >> "$log-kubelet.log" 2>&1 &
+    echo $! > /run/kubelet.pid
+    wait $! || sleep 0.5
+  done &
   # PID 1 reaps whatever is left to it.
   while :; do wait -n || sleep 0.2; done
 }

@@ -48,6 +48,7 @@ def lab() -> Iterator[Lab]:
         made.install()
     made.report["cluster_up_seconds"] = float((STATE / "up_seconds").read_text())
     yield made
+    made.close()
     write_report(made.report)
     if not keep:
         cluster.down()

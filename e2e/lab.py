@@ -81,6 +81,9 @@ class Lab:
         self.report: dict[str, Any] = {}
         self._look = Look()
 
+    def close(self) -> None:
+        self._look.close()
+
     # -- kubectl ----------------------------------------------------------------------------------
 
     def kubectl(self, *arguments: str, give: str | None = None, timeout: float = 120.0) -> str:

@@ -53,7 +53,7 @@ class Look:
         try:
             status, body = self._ask(path)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self._leave()
+            self.close()
             if kept:  # it may have been closed long ago
                 return self._fetch(path)
             raise Refused(f"the API server does not answer: {error!r}") from error
@@ -68,7 +68,7 @@ class Look:
         answer = self._connection.getresponse()
         return answer.status, json.loads(answer.read())
 
-    def _leave(self) -> None:
+    def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None

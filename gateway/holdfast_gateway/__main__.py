@@ -18,7 +18,7 @@ from aiohttp import web
 
 from holdfast_gateway import log, runfile
 from holdfast_gateway.assets import Assets
-from holdfast_gateway.http import Http, Settings
+from holdfast_gateway.http import Http, TokenDoor
 from holdfast_gateway.sessions import Sessions
 from holdfast_gateway.supervise import Supervisor
 from holdfast_wire.errors import AlreadyExists, BadRequest, HoldfastError
@@ -77,8 +77,8 @@ async def _serve(state: Path, host: str, asked: int) -> None:
     assets = Assets()
     if not assets.complete:
         log.warning("page_incomplete", advice="run 'npm ci && node vendor.mjs' in gateway/")
-    settings = Settings(Actor(getpass.getuser()), token)
-    http = Http(settings, Sessions(state, supervisor.poke), assets, supervisor.poke)
+    door = TokenDoor(Actor(getpass.getuser()), token)
+    http = Http(door, Sessions(state, supervisor.poke), assets, supervisor.poke)
     # No access log: it would write whole URLs. http.py logs paths.
     runner = web.AppRunner(http.application(), access_log=None, shutdown_timeout=_STOP_SECONDS)
     await runner.setup()

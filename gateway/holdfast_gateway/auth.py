@@ -1,7 +1,7 @@
-"""Who may come in. Pure: header values in, a `Caller` or an error out.
+"""Who may come in, on one machine. Pure: header values in, a `Caller` or an error out.
 
-The gateway listens on loopback, where every program of every user, and every web page in the
-user's own browser, can connect. So four things are asked of a request, in this order:
+The embedded gateway listens on loopback, where every program of every user, and every web page in
+the user's own browser, can connect. So four things are asked of a request, in this order:
 
 1. `Host` is a loopback name: a foreign name made to resolve to 127.0.0.1 gets nothing.
 2. No token in the query, where it would end up in logs, histories and referrers.
@@ -33,14 +33,21 @@ _TOKEN_QUERIES: Final = frozenset({"token", "access_token", "bearer", "auth", "a
 class Modality(StrEnum):
     BROWSER = "browser"
     HTTP = "http"
+    KUBECTL = "kubectl"
+    MCP = "mcp"
+    SDK = "sdk"
+    SSH = "ssh"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """An authenticated actor and the way it came."""
+    """An authenticated actor and the way it came; in a cluster with what RBAC knows him by."""
 
     actor: Actor
     modality: Modality
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def to_json(self) -> dict[str, str]:
         return {"actor": self.actor, "modality": self.modality.value}

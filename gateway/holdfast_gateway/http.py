@@ -7,16 +7,15 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aiohttp import web
 
 from holdfast_gateway import auth, log
 from holdfast_gateway.assets import Assets, security_headers
 from holdfast_gateway.auth import Caller
-from holdfast_gateway.folders import Folder
+from holdfast_gateway.backend import REQUEST_SECONDS, Backend
 from holdfast_gateway.relay import MAX_CLIENT_MESSAGE, bid_farewell, relay
-from holdfast_gateway.sessions import REQUEST_SECONDS, Sessions
 from holdfast_wire.errors import BadRequest, Ended, HoldfastError, Internal, NotFound, TooLarge
 from holdfast_wire.ids import Actor
 
@@ -32,25 +31,58 @@ _HEARTBEAT_SECONDS: Final = 30.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+class Door(Protocol):
+    """Who is let in."""
+
+    def check(self, request: web.Request) -> None:
+        """What every request must be, whoever sends it."""
+
+    async def caller(self, request: web.Request) -> Caller:
+        """Who sent it, or `Unauthenticated`."""
+
+    async def stream_caller(self, request: web.Request) -> Caller:
+        """The same of a WebSocket's."""
+
+
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TokenDoor:
+    """Of one machine: whoever has the token is its user."""
+
     actor: Actor
     token: str
+
+    def check(self, request: web.Request) -> None:
+        host = auth.check_host(request.headers.get("Host"))
+        auth.check_query(request.query.items(), self.token)
+        auth.check_origin(request.headers.get("Origin"), host)
+
+    async def caller(self, request: web.Request) -> Caller:
+        return auth.authenticate(request.headers, self.actor, self.token)
+
+    async def stream_caller(self, request: web.Request) -> Caller:
+        return auth.authenticate_stream(request.headers, self.actor, self.token)
 
 
 class Http:
     def __init__(
-        self, settings: Settings, sessions: Sessions, assets: Assets, poke: Callable[[], None]
+        self,
+        door: Door,
+        sessions: Backend,
+        assets: Assets,
+        poke: Callable[[], None],
+        one: str = f"{API}/sessions/{{name}}",
     ) -> None:
-        self._settings = settings
+        """`one`: the path of one session; with `{namespace}` in it, where there are some."""
+        self._door = door
         self._sessions = sessions
+        self._one = one
         self._assets = assets
         self._poke = poke
         self._streams: set[web.WebSocketResponse] = set()
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=BODY_LIMIT, middlewares=[self._edge])
-        one = f"{API}/sessions/{{name}}"
+        one = self._one
         app.add_routes(
             [
                 web.get("/healthz", self._health),
@@ -77,9 +109,7 @@ class Http:
     async def _edge(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
         try:
-            host = auth.check_host(request.headers.get("Host"))
-            auth.check_query(request.query.items(), self._settings.token)
-            auth.check_origin(request.headers.get("Origin"), host)
+            self._door.check(request)
             response = await handler(request)
         except web.HTTPException as error:
             response = _error(_of_http(error))
@@ -100,19 +130,16 @@ class Http:
         )
         return response
 
-    def _caller(self, request: web.Request) -> Caller:
-        return auth.authenticate(request.headers, self._settings.actor, self._settings.token)
-
-    def _named(self, request: web.Request) -> tuple[Caller, Folder]:
+    async def _named(self, request: web.Request) -> tuple[Caller, str]:
         """Authenticated first: a stranger learns nothing of which names exist."""
-        caller = self._caller(request)
-        return caller, self._sessions.find(request.match_info["name"])
+        caller = await self._door.caller(request)
+        return caller, _name(request)
 
     async def _ask(
         self, request: web.Request, body: dict[str, Any], seconds: float = REQUEST_SECONDS
     ) -> dict[str, Any]:
-        caller, folder = self._named(request)
-        return await self._sessions.request(folder, body, caller, seconds=seconds)
+        caller, name = await self._named(request)
+        return await self._sessions.request(name, body, caller, seconds=seconds)
 
     # Without a session
 
@@ -120,24 +147,24 @@ class Http:
         return _json({"status": "ok"})
 
     async def _list(self, request: web.Request) -> web.Response:
-        return _json({"sessions": await self._sessions.list(self._caller(request))})
+        return _json({"sessions": await self._sessions.list(await self._door.caller(request))})
 
     async def _rescan(self, request: web.Request) -> web.Response:
-        self._caller(request)
+        await self._door.caller(request)
         self._poke()
         return _json({})
 
     async def _asset(self, request: web.Request) -> web.Response:
         if request.path == "/api" or request.path.startswith("/api/"):
-            self._caller(request)
+            await self._door.caller(request)
             raise NotFound("there is no such route", "docs/protocol.md lists them")
         return self._assets.answer(request)
 
     # Reading
 
     async def _info(self, request: web.Request) -> web.Response:
-        caller, folder = self._named(request)
-        return _json(await self._sessions.describe(folder, caller))
+        caller, name = await self._named(request)
+        return _json(await self._sessions.describe(name, caller))
 
     async def _screen(self, request: web.Request) -> web.Response:
         wanted = request.query.get("format", "text")
@@ -156,7 +183,8 @@ class Http:
         try:
             return _json(await self._ask(request, {"kind": "state"}))
         except Ended:
-            return _json(self._sessions.ended(request.match_info["name"]))
+            caller, name = await self._named(request)
+            return _json((await self._sessions.describe(name, caller))["state"])
 
     async def _graph(self, request: web.Request) -> web.Response:
         return _json(await self._ask(request, {"kind": "graph"}))
@@ -168,14 +196,14 @@ class Http:
     # Acting
 
     async def _input(self, request: web.Request) -> web.Response:
-        self._caller(request)
+        await self._door.caller(request)
         body = await _body(request, {"text": str, "base64": str, "key": str})
         if ("text" in body) == ("base64" in body):
             raise BadRequest("input is either 'text' or 'base64'", "send exactly one of them")
         return _json(await self._ask(request, {"kind": "send", **body}))
 
     async def _exec(self, request: web.Request) -> web.Response:
-        self._caller(request)
+        await self._door.caller(request)
         body = await _body(request, {"command": str, "timeout": (int, float), "key": str})
         if "command" not in body:
             raise BadRequest("there is no 'command' to run")
@@ -191,15 +219,13 @@ class Http:
         return _json(answer)
 
     async def _end(self, request: web.Request) -> web.Response:
-        self._caller(request)
+        await self._door.caller(request)
         body = await _body(request, {"grace": (int, float)})
         seconds = REQUEST_SECONDS + float(body.get("grace", 0.0))
         return _json(await self._ask(request, {"kind": "end", **body}, seconds=seconds))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        settings = self._settings
-        caller = auth.authenticate_stream(request.headers, settings.actor, settings.token)
-        folder = self._sessions.find(request.match_info["name"])
+        caller, name = await self._door.stream_caller(request), _name(request)
         socket = web.WebSocketResponse(
             protocols=(auth.SUBPROTOCOL,),
             heartbeat=_HEARTBEAT_SECONDS,
@@ -209,21 +235,25 @@ class Http:
         if not socket.can_prepare(request):
             raise BadRequest("this route is a WebSocket", "ask for an upgrade")
         # Before the upgrade, so that a session that has ended or is away is a plain error.
-        async with self._sessions.connect(folder) as sidecar:
+        async with self._sessions.connect(name, caller) as link:
             await socket.prepare(request)
             self._streams.add(socket)
-            log.info("client_attached", session=folder.name, **caller.to_json())
+            log.info("client_attached", session=name, **caller.to_json())
             try:
-                await relay(socket, sidecar, caller)
+                await relay(socket, link, caller)
             finally:
                 self._streams.discard(socket)
-                self._poke()  # if it was the sidecar that went, do not wait for the next scan
-                log.info("client_left", session=folder.name, code=socket.close_code)
+                log.info("client_left", session=name, code=socket.close_code)
         return socket
 
     async def _close_streams(self, _: web.Application) -> None:
         every = [bid_farewell(socket, 1001, b"gateway stops") for socket in set(self._streams)]
         await asyncio.gather(*every)
+
+
+def _name(request: web.Request) -> str:
+    named = request.match_info
+    return f"{named['namespace']}/{named['name']}" if "namespace" in named else named["name"]
 
 
 def _json(body: dict[str, Any], status: int = 200) -> web.Response:

@@ -20,7 +20,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from holdfast_gateway import log
 from holdfast_gateway.auth import Caller
-from holdfast_gateway.sessions import READ_AHEAD, Sidecar
+from holdfast_gateway.backend import READ_AHEAD, Link, act_of
 from holdfast_wire.errors import BadRequest, HoldfastError, Internal, TooLarge
 from holdfast_wire.frames import (
     HEADER,
@@ -82,49 +82,56 @@ def vouched(frame: Frame, caller: Caller) -> Frame:
             raise BadRequest(f"a client does not send {type(frame).__name__.lower()} frames")
 
 
-def checked(message: bytes, caller: Caller) -> bytes:
-    """One WebSocket message, checked and vouched for. All of it, or an error."""
-    decoder = Decoder(MAX_CLIENT_PAYLOAD)
-    frames = [encode(vouched(frame, caller)) for frame in decoder.feed(message)]
+def checked(message: bytes, caller: Caller) -> list[Frame]:
+    """The frames of one WebSocket message, vouched for. All of them, or an error."""
+    frames = [vouched(frame, caller) for frame in Decoder(MAX_CLIENT_PAYLOAD).feed(message)]
     if whole_frames(message) != len(message):
         raise BadRequest("a message must hold whole frames")
-    return b"".join(frames)
+    return frames
 
 
-async def relay(socket: web.WebSocketResponse, sidecar: Sidecar, caller: Caller) -> None:
+async def relay(socket: web.WebSocketResponse, link: Link, caller: Caller) -> None:
     """Until either side goes. Whichever does, the other is told why."""
-    up = asyncio.create_task(_to_session(socket, sidecar, caller))
-    down = asyncio.create_task(_to_client(socket, sidecar))
+    up = asyncio.create_task(_to_session(socket, link, caller))
+    down = asyncio.create_task(_to_client(socket, link))
+    cut = asyncio.create_task(_until_cut(link))
     try:
-        await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({up, down, cut}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        outcome = await _stop(up, down)
+        outcome = await _stop(cut, up, down)
         await _close(socket, outcome)
 
 
-async def _to_session(socket: web.WebSocketResponse, sidecar: Sidecar, caller: Caller) -> None:
+async def _to_session(socket: web.WebSocketResponse, link: Link, caller: Caller) -> None:
     async for message in socket:
         if message.type is WSMsgType.BINARY:
-            sidecar.writer.write(checked(message.data, caller))
-            await sidecar.writer.drain()
+            for frame in checked(message.data, caller):
+                if (act := act_of(frame)) is not None:
+                    await link.allow(act)
+                link.writer.write(encode(frame))
+            await link.writer.drain()
         elif message.type is WSMsgType.TEXT:
             raise BadRequest("frames are binary", "send binary WebSocket messages")
         elif message.type is WSMsgType.ERROR:
             return
 
 
-async def _to_client(socket: web.WebSocketResponse, sidecar: Sidecar) -> None:
+async def _to_client(socket: web.WebSocketResponse, link: Link) -> None:
     cutter = FrameCutter()
-    while chunk := await sidecar.reader.read(READ_AHEAD):
+    while chunk := await link.reader.read(READ_AHEAD):
         if whole := cutter.feed(chunk):
             await socket.send_bytes(whole)
 
 
-async def _stop(up: asyncio.Task[None], down: asyncio.Task[None]) -> HoldfastError | None:
-    """End both directions; the error a client should hear of, if there is one."""
-    for task in (up, down):
+async def _until_cut(link: Link) -> None:
+    await asyncio.shield(link.cut)
+
+
+async def _stop(*tasks: asyncio.Task[None]) -> HoldfastError | None:
+    """End all; the error a client should hear of, if there is one."""
+    for task in tasks:
         task.cancel()
-    results = await asyncio.gather(up, down, return_exceptions=True)
+    results = await asyncio.gather(*tasks, return_exceptions=True)
     for result in results:
         if isinstance(result, HoldfastError):
             return result

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -48,6 +48,8 @@ class Caller:
     uid: str = ""
     groups: tuple[str, ...] = ()
     extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    still: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
+    """Asks again whether he is who he was; for what goes on for long."""
 
     def to_json(self) -> dict[str, str]:
         return {"actor": self.actor, "modality": self.modality.value}

@@ -274,8 +274,12 @@ class Server:
             sock, _ = self._listener.accept()
         except OSError:
             return
+        self.adopt(sock)
+
+    def adopt(self, sock: socket.socket) -> None:
+        """A connection, wherever it was made."""
         sock.setblocking(False)
-        if len(self._connections) >= _MAX_CONNECTIONS:
+        if len(self._connections) >= _MAX_CONNECTIONS or self._listener.fileno() < 0:
             sock.close()
             return
         self._connections.add(Connection(sock, self))

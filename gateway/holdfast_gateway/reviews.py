@@ -1,0 +1,157 @@
+"""What the API server says of a token, and of what somebody may do. It decides both; nothing here
+does.
+
+Answers are kept for a moment, so that many clients of one person cost one question. Invariant: an
+answer that let somebody do something is never older than `FRESH_SECONDS`; with no answer from the
+API server nobody is let in anew, and what runs is let go on for `GRACE_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, Final, TypeVar
+
+from holdfast_gateway.auth import Caller, Modality
+from holdfast_gateway.backend import Act
+from holdfast_kube.client import Api, Object, Resource
+from holdfast_wire.errors import Forbidden, Unauthenticated
+from holdfast_wire.ids import Actor
+
+TOKENS: Final = Resource("/apis/authentication.k8s.io/v1", "tokenreviews")
+ACCESS: Final = Resource("/apis/authorization.k8s.io/v1", "subjectaccessreviews")
+GROUP: Final = "subresources.holdfast.dev"
+AUDIENCE: Final = "holdfast"  # of the tokens that people and programs come with
+FRESH_SECONDS: Final = 2.0
+GRACE_SECONDS: Final = 60.0
+_MOST: Final = 10_000
+_WRITES: Final = frozenset({Act.INPUT, Act.END})
+_MAX_TOKEN: Final = 16 << 10
+
+T = TypeVar("T")
+
+
+class Recent:
+    """Answers by question. Who asks what is being asked already waits for that answer."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._known: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}
+
+    async def get(self, question: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+        at, found = self._known.get(question, (0.0, None))
+        if found is None or (found.done() and self._now() - at > FRESH_SECONDS) or _failed(found):
+            if len(self._known) >= _MOST:
+                self._sweep()
+            found = asyncio.ensure_future(ask())
+            self._known[question] = self._now(), found
+        answer: T = await asyncio.shield(found)
+        return answer
+
+    def _sweep(self) -> None:
+        late = self._now() - FRESH_SECONDS
+        self._known = {
+            key: (at, found)
+            for key, (at, found) in self._known.items()
+            if at > late or not found.done()
+        }
+
+
+def _failed(found: asyncio.Future[Any]) -> bool:
+    return found.done() and (found.cancelled() or found.exception() is not None)
+
+
+class Reviews:
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._tokens, self._access = Recent(), Recent()
+
+    async def user(self, token: str, audience: str = AUDIENCE) -> Object:
+        """The `user` of a valid token for this audience: username, uid, groups, extra."""
+        if not token or len(token) > _MAX_TOKEN:
+            raise _unauthenticated(audience)
+        # Not the token itself: what is kept in memory can be dumped.
+        digest = hashlib.sha256(token.encode()).digest()
+
+        async def ask() -> Object | None:
+            body = {"spec": {"token": token, "audiences": [audience]}}
+            status = (await self._api.create(TOKENS, "", body)).get("status") or {}
+            meant = audience in (status.get("audiences") or ())
+            return (status.get("user") or {}) if status.get("authenticated") and meant else None
+
+        found = await self._tokens.get((digest, audience), ask)
+        if not found or not found.get("username"):
+            raise _unauthenticated(audience)
+        return found
+
+    async def caller(self, token: str, modality: Modality) -> Caller:
+        user = await self.user(token)
+
+        async def still() -> None:
+            await self.user(token)
+
+        return caller_of(user, modality, still)
+
+    async def allow(self, caller: Caller, act: Act, namespace: str, name: str) -> None:
+        """Forbidden, in words that do not depend on whether there is such a session."""
+        if not await self.allowed(caller, act, namespace, name):
+            verb = "create" if act in _WRITES else "get"
+            raise Forbidden(
+                f"{caller.actor} may not {verb} sessions/{act} of {namespace}/{name or '*'}",
+                f"somebody who may grants the verb {verb} on sessions/{act} in the API group"
+                f" {GROUP}, as the chart's ClusterRoles holdfast-observer and holdfast-user do",
+            )
+
+    async def allowed(self, caller: Caller, act: Act, namespace: str, name: str) -> bool:
+        async def ask() -> bool:
+            body = {"spec": question(caller, act, namespace, name)}
+            status = (await self._api.create(ACCESS, "", body)).get("status") or {}
+            return bool(status.get("allowed")) and not status.get("denied")
+
+        who = (caller.actor, caller.uid, caller.groups, caller.extra)
+        return await self._access.get((who, act, namespace, name), ask)
+
+
+def caller_of(
+    user: Object, modality: Modality, still: Callable[[], Awaitable[None]] | None = None
+) -> Caller:
+    extra = user.get("extra") or {}
+    return Caller(
+        Actor(str(user["username"])),
+        modality,
+        uid=str(user.get("uid") or ""),
+        groups=tuple(user.get("groups") or ()),
+        extra=tuple(sorted((key, tuple(values)) for key, values in extra.items())),
+        still=still,
+    )
+
+
+def question(caller: Caller, act: Act, namespace: str, name: str) -> dict[str, Any]:
+    """As the API server itself asks of the same request through the aggregation layer."""
+    asked = {
+        "group": GROUP,
+        "version": "v1alpha1",
+        "resource": "sessions",
+        "subresource": act.value,
+        "namespace": namespace,
+        "verb": "create" if act in _WRITES else "get",
+    }
+    if name:
+        asked["name"] = name
+    return {
+        "user": caller.actor,
+        "uid": caller.uid,
+        "groups": list(caller.groups),
+        "extra": {key: list(values) for key, values in caller.extra},
+        "resourceAttributes": asked,
+    }
+
+
+def _unauthenticated(audience: str) -> Unauthenticated:
+    return Unauthenticated(
+        "no token, or one that is not valid here",
+        f"get one with 'kubectl create token ACCOUNT --audience {audience}' and send it in the"
+        " header 'Authorization: Bearer TOKEN'",
+    )

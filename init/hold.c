@@ -19,6 +19,7 @@
 static const char usage[] =
     "usage: hold --socket PATH [options] -- command [argument...]\n"
     "       hold --install PATH\n"
+    "       hold --probe SOCKET | --probe-ready SOCKET\n"
     "\n"
     "Starts command on a new terminal and guards it: the terminal and the exit status are kept\n"
     "for whoever asks on the control socket, and past a deadline everything is stopped.\n"
@@ -37,6 +38,7 @@ static const char usage[] =
     "  --reserve N                as PID 1: leave PIDs up to N to the tool that restores (0)\n"
     "  --namespace auto|yes|no    own PID namespace; auto: if root may make one (auto)\n"
     "  --install PATH             copy this program to PATH, and nothing else\n"
+    "  --probe, --probe-ready     whether a sidecar answers at its socket, or serves its session\n"
     "  --version, --help\n"
     "\n"
     "Exit status: the command's (128 + signal); 127 not found; 126 not executable; 1 other.\n";
@@ -136,6 +138,7 @@ static void parse(struct options *o, int argc, char **argv)
         {"namespace", required_argument, 0, 'n'}, {"help", no_argument, 0, 'h'},
         {"wait", no_argument, 0, 'w'},         {"shared", no_argument, 0, 'a'},
         {"term-grace", required_argument, 0, 'g'}, {"install", required_argument, 0, 'i'},
+        {"probe", required_argument, 0, 'p'},  {"probe-ready", required_argument, 0, 'P'},
         {"linger", required_argument, 0, 'l'}, {"movable", no_argument, 0, 'm'},
         {"reserve", required_argument, 0, 'r'}, {"version", no_argument, 0, 'v'},
         {"inner", required_argument, 0, 'I'},
@@ -155,6 +158,8 @@ static void parse(struct options *o, int argc, char **argv)
         case 'r': o->reserve = parse_number("--reserve", optarg, "a PID", RESERVE_MAX); break;
         case 'I': break;                /* hold itself; inner_report() reads it */
         case 'i': install(optarg); exit(0);
+        case 'p': probe(optarg, false); exit(0);
+        case 'P': probe(optarg, true); exit(0);
         case 'h': fputs(usage, stdout); exit(0);
         case 'v': puts("hold " HOLD_VERSION); exit(0);
         default: die(1, "unknown option; see hold --help");

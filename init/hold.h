@@ -47,6 +47,9 @@ struct options {
 /* install.c */
 void install(const char *path);     /* dies on any failure */
 
+/* probe.c */
+void probe(const char *path, bool ready);   /* dies if not */
+
 /* nonce.c: names this incarnation of hold. Known to admitted peers alone, so a peer that meets it
  * again knows that it talks to the same hold and not to something that took its socket's place. */
 void nonce_make(void);

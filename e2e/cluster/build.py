@@ -287,7 +287,7 @@ def holdfast_image() -> Path:
     """The Containerfile itself, built by buildah on bases made here."""
     tracked = run("git", "-C", REPOSITORY, "ls-files", "--cached", "--others", "--exclude-standard",
                   "images", "wire", "sidecar", "kube", "operator", "node", "init", "client",
-                  "gateway/holdfast_gateway", "scripts/criu_bundle.py",
+                  "gateway", "scripts/criu_bundle.py",
                   "pyproject.toml").splitlines()  # fmt: skip
     sources = [name for name in sorted(tracked) if (REPOSITORY / name).is_file()]
     inputs = [part for name in sources for part in (name, REPOSITORY / name)]
@@ -296,6 +296,7 @@ def holdfast_image() -> Path:
         "TOOLS": _debian_layer("tools", _TOOLS_PACKAGES),
         "CRIU": _debian_layer("criu", _CRIU_PACKAGES, _NODE_SUITE),
     }
+    bases["PAGE"] = bases["TOOLS"]  # `make setup` has fetched it
     names = [path.name for path in bases.values()]
     return cached("holdfast.image", [*names, *inputs], lambda new: _buildah(bases, new))
 

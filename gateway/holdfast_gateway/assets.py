@@ -30,6 +30,7 @@ _TYPES: Final = {
 def security_headers(host: str) -> dict[str, str]:
     """For every answer. Styles may be inline because xterm.js writes its own; scripts may not.
     `host` has been checked by then, or the answer is a refusal and loads nothing."""
+    plain = host.isascii() and ";" not in host
     policy = {
         "default-src": "'none'",
         "script-src": "'self'",
@@ -38,7 +39,7 @@ def security_headers(host: str) -> dict[str, str]:
         "font-src": "'self'",
         "manifest-src": "'self'",
         # Some browsers do not count a WebSocket to the own host as 'self'.
-        "connect-src": f"'self' ws://{host}" if host.isascii() and ";" not in host else "'self'",
+        "connect-src": f"'self' ws://{host} wss://{host}" if plain else "'self'",
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",

@@ -1,4 +1,5 @@
-"""Who may come in, on one machine. Pure: header values in, a `Caller` or an error out.
+"""Who may come in, on one machine; and what a request must look like anywhere. Pure: header values
+in, a `Caller` or an error out.
 
 The embedded gateway listens on loopback, where every program of every user, and every web page in
 the user's own browser, can connect. So four things are asked of a request, in this order:
@@ -25,6 +26,7 @@ from holdfast_wire.errors import BadRequest, Forbidden, Unauthenticated
 from holdfast_wire.ids import Actor
 
 SUBPROTOCOL: Final = "holdfast.v1"
+CLIENT_HEADER: Final = "X-Holdfast-Client"
 _BEARER_SUBPROTOCOL: Final = "bearer."
 _LOOPBACK_HOST: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 _TOKEN_QUERIES: Final = frozenset({"token", "access_token", "bearer", "auth", "authorization"})
@@ -64,17 +66,18 @@ def check_host(host: str | None) -> str:
     return host.lower()
 
 
-def check_query(query: Iterable[tuple[str, str]], token: str) -> None:
+def check_query(query: Iterable[tuple[str, str]], token: str = "") -> None:
+    """`token`: the one there is, where there is only one."""
     for key, value in query:
-        if key.lower() in _TOKEN_QUERIES or _same(value, token):
+        if key.lower() in _TOKEN_QUERIES or (token and _same(value, token)):
             raise BadRequest(
                 "a token does not belong in a URL",
                 "send it in the header 'Authorization: Bearer TOKEN'",
             )
 
 
-def check_origin(origin: str | None, host: str) -> None:
-    if origin is not None and origin.lower() != f"http://{host}":
+def check_origin(origin: str | None, host: str, scheme: str = "http") -> None:
+    if origin is not None and origin.lower() != f"{scheme}://{host}":
         raise Forbidden(
             "the request comes from another site's page", "open the gateway's own page instead"
         )
@@ -82,30 +85,40 @@ def check_origin(origin: str | None, host: str) -> None:
 
 def authenticate(headers: Mapping[str, str], actor: Actor, token: str) -> Caller:
     """For plain HTTP: the token is in the Authorization header, or the caller is nobody."""
-    given = _from_header(headers)
+    given = bearer(headers)
     if given is None or not _same(given, token):
         raise _unauthenticated()
-    return Caller(actor, Modality.HTTP)
+    return Caller(actor, modality_of(headers, Modality.HTTP))
 
 
 def authenticate_stream(headers: Mapping[str, str], actor: Actor, token: str) -> Caller:
     """For the WebSocket: a program sends the header as elsewhere. A page cannot set headers, so it
     offers the token as a subprotocol, and then it is a browser and must say where it is from."""
-    given = _from_header(headers)
-    if given is not None:
+    if bearer(headers) is not None:
         return authenticate(headers, actor, token)
-    given = _from_subprotocols(headers.get("Sec-WebSocket-Protocol", ""))
+    given = offered(headers)
     if given is None or not _same(given, token):
         raise _unauthenticated()
+    check_browser(headers)
+    return Caller(actor, Modality.BROWSER)
+
+
+def check_browser(headers: Mapping[str, str]) -> None:
+    """Of a WebSocket whose token was offered as a subprotocol."""
     if "Origin" not in headers:
         raise Forbidden(
             "a browser's WebSocket must have an Origin",
             "programs send the token in the header 'Authorization: Bearer TOKEN'",
         )
-    return Caller(actor, Modality.BROWSER)
 
 
-def _from_header(headers: Mapping[str, str]) -> str | None:
+def modality_of(headers: Mapping[str, str], usual: Modality) -> Modality:
+    """A program may say that it is the SDK; nothing hangs on it but the word in the journal."""
+    return Modality.SDK if headers.get(CLIENT_HEADER, "").lower() == Modality.SDK else usual
+
+
+def bearer(headers: Mapping[str, str]) -> str | None:
+    """The token of the Authorization header; None if there is no such header."""
     value = headers.get("Authorization")
     if value is None:
         return None
@@ -113,11 +126,12 @@ def _from_header(headers: Mapping[str, str]) -> str | None:
     return given.strip() if scheme.lower() == "bearer" else ""
 
 
-def _from_subprotocols(value: str) -> str | None:
-    offered = [name.strip() for name in value.split(",")]
-    if SUBPROTOCOL not in offered:
+def offered(headers: Mapping[str, str]) -> str | None:
+    """The token among the subprotocols that a WebSocket offers."""
+    names = [name.strip() for name in headers.get("Sec-WebSocket-Protocol", "").split(",")]
+    if SUBPROTOCOL not in names:
         return None
-    tokens = [name for name in offered if name.startswith(_BEARER_SUBPROTOCOL)]
+    tokens = [name for name in names if name.startswith(_BEARER_SUBPROTOCOL)]
     return tokens[0].removeprefix(_BEARER_SUBPROTOCOL) if len(tokens) == 1 else None
 
 

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from holdfast_gateway import log
+from holdfast_gateway import log, metrics
 from holdfast_gateway.auth import Caller
 from holdfast_gateway.backend import ACTS, CONNECT_SECONDS, REQUEST_SECONDS, Act, Link
 from holdfast_gateway.reviews import FRESH_SECONDS, GRACE_SECONDS, Reviews
@@ -215,6 +215,7 @@ class ClusterSessions:
                     await self._reviews.allow(caller, act, *key)
                 known = loop.time()
             except Refused as error:
+                metrics.CUT.inc()
                 log.info("cut", session="/".join(key), actor=caller.actor, why=error.message)
                 cut.set_exception(error)
                 cut.exception()  # heard, also if nobody waits

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from holdfast_gateway import auth, log
 from holdfast_gateway.assets import Assets, security_headers
@@ -71,20 +72,25 @@ class Http:
         assets: Assets,
         poke: Callable[[], None],
         one: str = f"{API}/sessions/{{name}}",
+        more: Sequence[web.RouteDef] = (),
+        outer: Sequence[Middleware] = (),
     ) -> None:
-        """`one`: the path of one session; with `{namespace}` in it, where there are some."""
+        """`one`: the path of one session; with `{namespace}` in it, where there are some. `more`:
+        routes beside these. `outer`: what every answer passes last."""
         self._door = door
         self._sessions = sessions
         self._one = one
+        self._more, self._outer = more, outer
         self._assets = assets
         self._poke = poke
         self._streams: set[web.WebSocketResponse] = set()
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=BODY_LIMIT, middlewares=[self._edge])
+        app = web.Application(client_max_size=BODY_LIMIT, middlewares=[*self._outer, self._edge])
         one = self._one
         app.add_routes(
             [
+                *self._more,
                 web.get("/healthz", self._health),
                 web.get(f"{API}/sessions", self._list),
                 web.post(f"{API}/rescan", self._rescan),

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from holdfast_gateway import log
+from holdfast_gateway import log, metrics
 from holdfast_wire import uplink as wire
 from holdfast_wire.errors import BadRequest, Forbidden, HoldfastError, Internal, Unavailable
 from holdfast_wire.uplink import Kind, Parser, Piece, Windows
@@ -181,6 +181,7 @@ class Uplink(asyncio.Protocol):
             self._owner.admit(self, found)
         except (HoldfastError, TimeoutError) as error:
             told = error if isinstance(error, HoldfastError) else Unavailable("it took too long")
+            metrics.UPLINKS_REFUSED.labels(told.code).inc()
             log.info("uplink_refused", why=str(told), session=str(body.get("session"))[:200])
             self.send(wire.hello({"error": told.to_json()}))
             self.close()
@@ -308,6 +309,10 @@ class Uplinks:
         task = asyncio.create_task(tell())
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
+
+    def counts(self) -> tuple[int, int]:
+        """Sessions, and streams of clients."""
+        return len(self._serving), sum(link.streams for link in self._serving.values())
 
     def get(self, key: tuple[str, str]) -> Uplink | None:
         return self._serving.get(key)

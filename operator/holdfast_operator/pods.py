@@ -29,7 +29,8 @@ HOLD: Final = "/.holdfast"
 RUN: Final = "/run/holdfast"
 STATE: Final = "/var/lib/holdfast"
 TOKEN: Final = "/var/run/secrets/holdfast"  # noqa: S105 - a path
-PROBE_PORT: Final = 7317
+PROBE: Final = f"{STATE}/probe.sock"
+GATEWAY_AUDIENCE: Final = "holdfast-gateway"
 TOKEN_SECONDS: Final = 3607  # what kubelet itself asks for; it renews at 80 %
 GRACE_SECONDS: Final = 30
 MOST_UNFIT: Final = 200  # nodes left out by name; one beyond them is refused by the agent
@@ -205,8 +206,14 @@ def _volumes(settings: Settings) -> list[Manifest]:
     token: Manifest = {"path": "token", "expirationSeconds": TOKEN_SECONDS}
     if settings.token_audience:
         token["audience"] = settings.token_audience
+    for_gateway = {
+        "path": "gateway-token",
+        "audience": GATEWAY_AUDIENCE,
+        "expirationSeconds": TOKEN_SECONDS,
+    }
     sources = [
         {"serviceAccountToken": token},
+        *([{"serviceAccountToken": for_gateway}] if settings.gateway else []),
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
         {
             "downwardAPI": {
@@ -273,13 +280,16 @@ def _sidecar(
         "restartPolicy": "Always",
         "env": [
             *_sidecar_env(session, epoch, notice, command),
+            *_gateway_env(settings),
             *_env(dict(settings.sidecar_env)),
         ],
         "lifecycle": {
             "postStart": {"exec": {"command": ["/usr/local/bin/hold", "--install", f"{BIN}/hold"]}}
         },
-        "livenessProbe": _probe("/healthz", failures=6),
-        "readinessProbe": _probe("/readyz", failures=3, period=3),
+        # Executed, for nothing in the pod listens on a port; and not often, for each costs the
+        # node a process. Whether the session is ready the Lease says.
+        "livenessProbe": _probe("--probe", period=30),
+        "readinessProbe": _probe("--probe-ready", period=10),
         "resources": copy.deepcopy(dict(settings.sidecar_resources)),
         "securityContext": {
             "runAsNonRoot": True,
@@ -331,9 +341,16 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _probe(path: str, failures: int, period: int = 10) -> Manifest:
+def _gateway_env(settings: Settings) -> list[Manifest]:
+    if not settings.gateway:
+        return []
+    return _env({"HOLDFAST_GATEWAY": settings.gateway, "HOLDFAST_GATEWAY_CA": settings.gateway_ca})
+
+
+def _probe(option: str, period: int) -> Manifest:
     return {
-        "httpGet": {"path": path, "port": PROBE_PORT},
+        "exec": {"command": ["/usr/local/bin/hold", option, PROBE]},
         "periodSeconds": period,
-        "failureThreshold": failures,
+        "timeoutSeconds": 5,
+        "failureThreshold": 3,
     }

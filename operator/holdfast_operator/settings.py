@@ -29,6 +29,8 @@ class Settings:
     watch_namespaces: tuple[str, ...] = ()  # empty: all
     log_level: str = "INFO"
     port: int = 8080
+    gateway: str = ""  # where sidecars dial it: host:port; "": there is none
+    gateway_ca: str = ""  # PEM, by which they know it
     webhook_keys: str = ""  # the folder with its certificate, key and path; "": no webhook
 
     @classmethod
@@ -50,8 +52,20 @@ class Settings:
             watch_namespaces=tuple(dict.fromkeys(namespaces)),
             log_level=level,
             port=_port(env.get("HOLDFAST_PORT") or "8080"),
+            gateway=env.get("HOLDFAST_GATEWAY", ""),
+            gateway_ca=_authority(env),
             webhook_keys=env.get("HOLDFAST_WEBHOOK_KEYS", ""),
         )
+
+
+def _authority(env: Mapping[str, str]) -> str:
+    found = env.get("HOLDFAST_GATEWAY_CA", "")
+    if env.get("HOLDFAST_GATEWAY") and "BEGIN CERTIFICATE" not in found:
+        raise BadRequest(
+            "HOLDFAST_GATEWAY is set and HOLDFAST_GATEWAY_CA is no certificate",
+            "set it to the authority of the gateway's certificate, as PEM",
+        )
+    return found
 
 
 def _resources(text: str) -> Mapping[str, Any]:

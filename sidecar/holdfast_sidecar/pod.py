@@ -39,6 +39,7 @@ from holdfast_sidecar.runner import Sidecar, log
 from holdfast_sidecar.session import Exit
 from holdfast_sidecar.settings import Settings
 from holdfast_sidecar.survey import Survey
+from holdfast_sidecar.uplink import Uplinks
 from holdfast_wire.errors import HoldfastError
 from holdfast_wire.lease import Holder, Standing, Taker
 
@@ -98,7 +99,7 @@ class PodSidecar:
         settings = self._settings
         self._obey_signals()
         api = Api.from_environment(settings.credentials)
-        server = await probe.serve(lambda: self._serving, settings.probe_port)
+        server = await probe.serve(settings.state / probe.SOCKET, lambda: self._serving)
         hold, status = await self._hold()
         # Not hold's own nonce: the Lease can be read by more than may know that.
         digest = hashlib.sha256(status.nonce.encode()).hexdigest()[:16]
@@ -347,7 +348,7 @@ class PodSidecar:
                 self._sidecar.stop()
 
         async with asyncio.TaskGroup() as tasks:
-            works = (keep(), self._survey.run(), self._leave(hold, departure))
+            works = (keep(), self._survey.run(), self._leave(hold, departure), self._dial())
             keeping, *others = (tasks.create_task(work) for work in works)
             try:
                 await self._sidecar.run(hold, last_words)
@@ -355,6 +356,18 @@ class PodSidecar:
                 departure.close()
             for task in (keeping, *others):
                 task.cancel()
+
+    async def _dial(self) -> None:
+        """Every gateway, as long as the session is ours: who was attached through one looks it up
+        again there, and must not be led back here."""
+        settings, sidecar = self._settings, self._sidecar
+        if settings.gateways is None:
+            return
+        uplinks = Uplinks(settings.gateways, settings.about(), sidecar.adopt, log)
+        async with asyncio.TaskGroup() as tasks:
+            dialling = tasks.create_task(uplinks.run())
+            await sidecar.away.wait()
+            dialling.cancel()
 
     async def _leave(self, hold: HoldLink, departure: Departure) -> None:
         """hold was told to go: the session is moved away meanwhile, or its command is told too."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -46,6 +47,8 @@ class Sidecar:
         self._frozen = False
         self.leaving = asyncio.Event()
         """hold was told to go, and gives the session time to be moved."""
+        self.away = asyncio.Event()
+        """The session is another's."""
         self.session = Session(asked, folder)
         self.requests: Requests | None = None
         self._server: Server | None = None
@@ -102,8 +105,16 @@ class Sidecar:
     def turn_away(self) -> None:
         """The session is another's: who is attached looks it up again, and finds it there."""
         self.session.superseded = True
+        self.away.set()
         if self._server is not None:
             self._server.close()
+
+    def adopt(self, sock: socket.socket) -> None:
+        """A client's connection that was not made at our socket."""
+        if self._server is None:
+            sock.close()
+        else:
+            self._server.adopt(sock)
 
     # -- what hold says ---------------------------------------------------------------------------
 

@@ -6,9 +6,11 @@ import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from holdfast_sidecar import probe, spec, survey
+from holdfast_sidecar import spec, survey
+from holdfast_sidecar.uplink import Gateways
+from holdfast_wire import uplink
 from holdfast_wire.errors import BadRequest
 from holdfast_wire.ids import session_name, terminal_size
 from holdfast_wire.lease import Epoch, Timing
@@ -29,7 +31,7 @@ class Settings:
     hold_socket: Path
     run: Path
     credentials: Path
-    probe_port: int
+    gateways: Gateways | None
     survey_every: float
     restore: bool
     """A session comes here from elsewhere,"""
@@ -54,6 +56,7 @@ class Settings:
         columns, rows = terminal_size(int(env["HOLDFAST_COLUMNS"]), int(env["HOLDFAST_ROWS"]))
         epoch = Epoch(int(env["HOLDFAST_EPOCH"]))
         restore = bool(env.get("HOLDFAST_RESTORE"))
+        credentials = Path(env.get("HOLDFAST_CREDENTIALS", "/var/run/secrets/holdfast"))
         return cls(
             session=spec.Spec(
                 name=name,
@@ -75,12 +78,21 @@ class Settings:
             state=state,
             hold_socket=Path(env.get("HOLDFAST_HOLD", "/.holdfast/hold.sock")),
             run=Path(env.get("HOLDFAST_RUN", "/run/holdfast")),
-            credentials=Path(env.get("HOLDFAST_CREDENTIALS", "/var/run/secrets/holdfast")),
-            probe_port=int(env.get("HOLDFAST_PROBE_PORT", probe.PORT)),
+            credentials=credentials,
+            gateways=_gateways(env, credentials),
             survey_every=float(env.get("HOLDFAST_SURVEY_SECONDS", survey.EVERY_SECONDS)),
             restore=restore,
             stored=env.get("HOLDFAST_RESTORE") == _STORED,
         )
+
+    def about(self) -> dict[str, Any]:
+        """Who dials a gateway."""
+        return {
+            "version": uplink.VERSION,
+            "namespace": self.namespace,
+            "session": self.session.name,
+            "epoch": self.epoch,
+        }
 
     @property
     def lease_path(self) -> str:
@@ -93,6 +105,14 @@ class Settings:
         return (
             f"/apis/holdfast.dev/v1alpha1/namespaces/{self.namespace}/sessions/{self.session.name}"
         )
+
+
+def _gateways(env: dict[str, str], credentials: Path) -> Gateways | None:
+    """None: this cluster has no gateway."""
+    host, _, port = env.get("HOLDFAST_GATEWAY", "").rpartition(":")
+    if not host:
+        return None
+    return Gateways(host, int(port), env["HOLDFAST_GATEWAY_CA"], credentials / "gateway-token")
 
 
 def created(folder: Path) -> float:

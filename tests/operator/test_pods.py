@@ -48,13 +48,17 @@ SIDECAR = {
         }
     },
     "livenessProbe": {
-        "httpGet": {"path": "/healthz", "port": 7317},
-        "periodSeconds": 10,
-        "failureThreshold": 6,
+        "exec": {"command": ["/usr/local/bin/hold", "--probe", "/var/lib/holdfast/probe.sock"]},
+        "periodSeconds": 30,
+        "timeoutSeconds": 5,
+        "failureThreshold": 3,
     },
     "readinessProbe": {
-        "httpGet": {"path": "/readyz", "port": 7317},
-        "periodSeconds": 3,
+        "exec": {
+            "command": ["/usr/local/bin/hold", "--probe-ready", "/var/lib/holdfast/probe.sock"]
+        },
+        "periodSeconds": 10,
+        "timeoutSeconds": 5,
         "failureThreshold": 3,
     },
     "resources": {

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast_sidecar.settings import Settings, created
+from holdfast_sidecar.uplink import Gateways
 from holdfast_wire.errors import BadRequest
 
 GOOD = {
@@ -21,7 +22,7 @@ GOOD = {
 def test_the_environment_is_checked(tmp_path: Path) -> None:
     good = {**GOOD, "HOLDFAST_STATE": str(tmp_path)}
     read = Settings.read(good)
-    assert (read.session.id, read.session.command, read.probe_port) == ("u.3", ("a",), 7317)
+    assert (read.session.id, read.session.command, read.gateways) == ("u.3", ("a",), None)
     for name in set(good) - {"HOLDFAST_STATE"}:
         with pytest.raises(BadRequest, match=name):
             Settings.read({k: v for k, v in good.items() if k != name})
@@ -30,6 +31,15 @@ def test_the_environment_is_checked(tmp_path: Path) -> None:
             Settings.read(good | wrong)
     with pytest.raises(BadRequest, match="too short"):
         Settings.read(good | {"HOLDFAST_LEASE_SECONDS": "5"})
+
+
+def test_where_the_gateways_are(tmp_path: Path) -> None:
+    env = {**GOOD, "HOLDFAST_STATE": str(tmp_path), "HOLDFAST_GATEWAY": "gateway.ns.svc:7070"}
+    with pytest.raises(BadRequest, match="HOLDFAST_GATEWAY_CA"):
+        Settings.read(env)
+    read = Settings.read({**env, "HOLDFAST_GATEWAY_CA": "PEM", "HOLDFAST_CREDENTIALS": "/c"})
+    assert read.gateways == Gateways("gateway.ns.svc", 7070, "PEM", Path("/c/gateway-token"))
+    assert read.about() == {"version": 1, "namespace": "ns", "session": "it", "epoch": 3}
 
 
 def test_what_a_pod_waits_for(tmp_path: Path) -> None:

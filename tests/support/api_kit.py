@@ -350,7 +350,6 @@ class Pod:
             "HOLDFAST_STATE": str(self.state),
             "HOLDFAST_HOLD": str(self.socket),
             "HOLDFAST_RUN": str(self.run),
-            "HOLDFAST_PROBE_PORT": "0",
             **more,
         }
 

@@ -50,6 +50,20 @@ app.kubernetes.io/part-of: holdfast
 {{- end -}}
 {{- end -}}
 
+{{- define "holdfast.gateway" -}}
+{{- printf "%s-gateway" (include "holdfast.fullname" .) -}}
+{{- end -}}
+
+{{- define "holdfast.gatewaySelector" -}}
+app.kubernetes.io/name: {{ include "holdfast.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: gateway
+{{- end -}}
+
+{{- define "holdfast.gatewaySecret" -}}
+{{- default (include "holdfast.gateway" .) .Values.gateway.tls.existingSecret -}}
+{{- end -}}
+
 {{- define "holdfast.account" -}}
 {{- default (include "holdfast.fullname" .) .Values.serviceAccount.name -}}
 {{- end -}}

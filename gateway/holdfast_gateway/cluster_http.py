@@ -1,0 +1,179 @@
+"""The two doors of a gateway in a cluster, each on a port of its own.
+
+    8443  people and programs, with a token of the cluster's (reviews.py)
+    8444  the API server alone, which says for whom it asks (front.py): what kubectl needs
+
+Invariant: headers that name a user are read on 8444 and nowhere else, and there nobody gets past
+the TLS handshake whose certificate the requestheader CA has not signed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from aiohttp import web
+
+from holdfast_gateway import auth
+from holdfast_gateway.auth import Caller, Modality
+from holdfast_gateway.front import Front
+from holdfast_gateway.http import API, Handler
+from holdfast_gateway.reviews import GROUP, Reviews
+from holdfast_wire.errors import Forbidden, Unauthenticated
+
+VERSION: Final = "v1alpha1"
+AGGREGATED: Final = f"/apis/{GROUP}/{VERSION}"
+_ONE: Final = "/namespaces/{namespace}/sessions/{name}"
+ONE: Final = API + _ONE
+ONE_AGGREGATED: Final = AGGREGATED + _ONE
+# As RBAC knows them: GET is the verb get, POST is create.
+_VERBS: Final = {
+    "create": ("input", "exec", "end", "jobs"),
+    "get": ("stream", "screen", "state", "graph", "journal", "jobs"),
+}
+
+
+class TokenReviewDoor:
+    def __init__(self, reviews: Reviews, hosts: frozenset[str]) -> None:
+        """`hosts`: by which browsers may know this gateway; empty: any."""
+        self._reviews, self._hosts = reviews, hosts
+
+    def check(self, request: web.Request) -> None:
+        host = (request.headers.get("Host") or "").lower()
+        if self._hosts and host not in self._hosts and _without_port(host) not in self._hosts:
+            raise Forbidden(
+                "this gateway is not known by that name",
+                "whoever runs it adds the name to gateway.hosts in the chart's values",
+            )
+        auth.check_query(request.query.items())
+        auth.check_origin(request.headers.get("Origin"), host, scheme="https")
+
+    async def caller(self, request: web.Request) -> Caller:
+        modality = auth.modality_of(request.headers, Modality.HTTP)
+        return await self._reviews.caller(auth.bearer(request.headers) or "", modality)
+
+    async def stream_caller(self, request: web.Request) -> Caller:
+        if auth.bearer(request.headers) is not None:
+            return await self.caller(request)
+        caller = await self._reviews.caller(auth.offered(request.headers) or "", Modality.BROWSER)
+        auth.check_browser(request.headers)
+        return caller
+
+
+class FrontDoor:
+    """`front`: as the API server publishes it at the moment."""
+
+    def __init__(self, front: Callable[[], Front]) -> None:
+        self._front = front
+
+    def check(self, request: web.Request) -> None:
+        auth.check_query(request.query.items())
+
+    async def caller(self, request: web.Request) -> Caller:
+        transport = request.transport
+        if transport is None:
+            raise Unauthenticated("the connection is gone")
+        return self._front().caller(transport.get_extra_info("peercert"), request.headers)
+
+    async def stream_caller(self, request: web.Request) -> Caller:
+        return await self.caller(request)
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host
+
+
+class Discovery:
+    """What the API server and kubectl look for: which resources there are."""
+
+    def __init__(self, door: FrontDoor) -> None:
+        self._door = door
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/apis", self._groups),
+            web.get(f"/apis/{GROUP}", self._group),
+            web.get(AGGREGATED, self._resources),
+        ]
+
+    async def _groups(self, request: web.Request) -> web.Response:
+        await self._door.caller(request)
+        return web.json_response({"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group()]})
+
+    async def _group(self, request: web.Request) -> web.Response:
+        await self._door.caller(request)
+        return web.json_response({"kind": "APIGroup", "apiVersion": "v1", **_group()})
+
+    async def _resources(self, request: web.Request) -> web.Response:
+        await self._door.caller(request)
+        return web.json_response(resources())
+
+
+def _group() -> dict[str, Any]:
+    version = {"groupVersion": f"{GROUP}/{VERSION}", "version": VERSION}
+    return {"name": GROUP, "versions": [version], "preferredVersion": version}
+
+
+def resources() -> dict[str, Any]:
+    listed = [
+        {
+            "name": f"sessions/{name}",
+            "singularName": "",
+            "namespaced": True,
+            "kind": "Session",
+            "verbs": [verb for verb, names in _VERBS.items() if name in names],
+        }
+        for name in sorted({name for names in _VERBS.values() for name in names})
+    ]
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": f"{GROUP}/{VERSION}",
+        "resources": listed,
+    }
+
+
+@web.middleware
+async def as_status(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors as Kubernetes' own clients read them, with ours beside it; and never a redirect, which
+    the API server would follow with the user's own rights (attack 8)."""
+    response = await handler(request)
+    if 300 <= response.status < 400:
+        raise AssertionError("nothing here redirects")
+    if response.status < 400 or not isinstance(response, web.Response) or not response.text:
+        return response
+    error = json.loads(response.text).get("error") or {}
+    answer = web.json_response(status(response.status, error), status=response.status)
+    for name in ("WWW-Authenticate", "Retry-After"):
+        if name in response.headers:
+            answer.headers[name] = response.headers[name]
+    return answer
+
+
+def status(code: int, error: dict[str, Any]) -> dict[str, Any]:
+    message, advice = str(error.get("message", "")), str(error.get("advice") or "")
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": f"{message}; {advice}" if advice else message,
+        "reason": _REASONS.get(code, "InternalError" if code >= 500 else "BadRequest"),
+        "code": code,
+        "error": error,
+    }
+
+
+_REASONS: Final = {
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    409: "Conflict",
+    410: "Gone",
+    413: "RequestEntityTooLarge",
+    429: "TooManyRequests",
+    503: "ServiceUnavailable",
+    504: "Timeout",
+}

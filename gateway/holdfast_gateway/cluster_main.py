@@ -1,0 +1,189 @@
+"""`holdfast-gateway`: the gateway in a cluster. Stateless: any replica serves any session, and one
+that goes loses nothing, for its clients go on at another.
+
+    sidecars ─ 7070 ─┐
+    people   ─ 8443 ─┼─ this ─ API server: TokenReview, SubjectAccessReview, Sessions, Leases
+    kubectl  ─ 8444 ─┘         8080: probes and metrics
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from aiohttp import web
+
+from holdfast_gateway import front, log, metrics
+from holdfast_gateway.assets import Assets
+from holdfast_gateway.certificates import Certificate
+from holdfast_gateway.cluster import ClusterSessions, Verifier
+from holdfast_gateway.cluster_http import (
+    ONE,
+    ONE_AGGREGATED,
+    Discovery,
+    FrontDoor,
+    TokenReviewDoor,
+    as_status,
+)
+from holdfast_gateway.cluster_settings import Settings
+from holdfast_gateway.front import Front
+from holdfast_gateway.http import Http
+from holdfast_gateway.reviews import Reviews
+from holdfast_gateway.uplinks import Uplinks
+from holdfast_gateway.watched import Watched
+from holdfast_kube.client import Kube, Object
+from holdfast_kube.credentials import find
+from holdfast_wire.errors import HoldfastError
+
+# Open streams are told to come back; nobody needs longer to hear that.
+_STOP_SECONDS: Final = 2.0
+# Between "do not send me anybody new" and the end of what is here.
+_DRAIN_SECONDS: Final = 3.0
+_LOOK_SECONDS: Final = 30.0
+_RETRY_SECONDS: Final = 2.0
+
+
+class Gateway:
+    def __init__(self, settings: Settings, api: Kube) -> None:
+        self._settings, self._api = settings, api
+        self._certificate = Certificate(settings.keys)
+        reviews = Reviews(api)
+        self._uplinks = Uplinks(Verifier(api, reviews))
+        self._watched = Watched(api, settings.watch_namespaces, self._deleted)
+        self._sessions = ClusterSessions(
+            api, reviews, self._uplinks, self._watched, settings.namespace
+        )
+        self._reviews = reviews
+        self._front: Front | None = None
+        self._stopping = False
+
+    def _deleted(self, session: Object) -> None:
+        self._uplinks.forget(str(session["metadata"]["uid"]))
+
+    def _missing(self) -> str | None:
+        if self._stopping:
+            return "stopping"
+        if not self._watched.ready.is_set():
+            return "the sessions were not listed yet"
+        if self._settings.aggregated and self._front is None:
+            return "the API server has not said yet how it is known"
+        return None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        settings = self._settings
+        tls = self._certificate.context
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+            serve = stack.enter_async_context
+            health = metrics.application(self._missing, self._uplinks.counts)
+            await serve(_site(health, settings.health_port))
+            background = [
+                tasks.create_task(self._watched.run()),
+                tasks.create_task(self._certificate.run()),
+            ]
+            await serve(self._uplinks.listening(tls(), settings.uplink_port))
+            await serve(_site(self._public().application(), settings.port, tls()))
+            if settings.aggregated:
+                background.append(tasks.create_task(self._behind_api_server()))
+            log.info("listening", port=settings.port, uplinks=settings.uplink_port)
+            await stop.wait()
+            self._stopping = True
+            log.info("stopping", note="sessions go on; clients find another gateway")
+            await asyncio.sleep(_DRAIN_SECONDS)
+            for task in background:
+                task.cancel()
+
+    def _public(self) -> Http:
+        door = TokenReviewDoor(self._reviews, self._settings.hosts)
+        return Http(door, self._sessions, Assets(), _nothing, one=ONE)
+
+    def _fronted(self) -> Http:
+        door = FrontDoor(self._known)
+        more = Discovery(door).routes()
+        return Http(
+            door, self._sessions, Assets(), _nothing, one=ONE_AGGREGATED, more=more,
+            outer=(as_status,),
+        )  # fmt: skip
+
+    def _known(self) -> Front:
+        if self._front is None:
+            raise AssertionError("nobody is let in before it is known")
+        return self._front
+
+    async def _behind_api_server(self) -> None:
+        """Listens with the authority that the API server publishes; with the next one, when it
+        has another."""
+        while True:
+            found = await self._read_front()
+            self._front = found
+            tls = self._certificate.context(found.authority)
+            try:
+                async with _site(self._fronted().application(), self._settings.front_port, tls):
+                    while found == self._front:
+                        await asyncio.sleep(_LOOK_SECONDS)
+                        self._front = await self._read_front()
+                    log.info("front_changed")
+            finally:
+                self._certificate.forget(tls)
+
+    async def _read_front(self) -> Front:
+        while True:
+            try:
+                return await front.read(self._api)
+            except front.Misconfigured:
+                raise
+            except HoldfastError as error:
+                log.warning("front_not_read", why=str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _nothing() -> None:
+    """There are no folders to look at again."""
+
+
+@asynccontextmanager
+async def _site(
+    app: web.Application, port: int, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[None]:
+    # No access log: it would write whole URLs. http.py logs paths.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_STOP_SECONDS)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, None, port, ssl_context=tls).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _counted(verb: str, code: str) -> None:
+    metrics.API_REQUESTS.labels(verb, code).inc()
+
+
+async def _serve(settings: Settings) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with Kube(find(), _counted, "holdfast-gateway") as api:
+        await Gateway(settings, api).run(stop)
+
+
+def main() -> int:
+    failed = 0
+    try:
+        settings = Settings.from_env(os.environ)
+        log.to_stderr(settings.log_level)
+        asyncio.run(_serve(settings))
+    except* HoldfastError as group:
+        for error in group.exceptions:
+            print(f"holdfast gateway: {error}", file=sys.stderr)
+        failed = 1
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -65,7 +65,16 @@ def by_name(items: list[dict[str, Any]]) -> Named:
 
 def operator(items: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The operator's pod and its container."""
-    (deployment,) = [item for item in items if item["kind"] == "Deployment"]
+    return deployed(items, "operator")
+
+
+def deployed(items: list[dict[str, Any]], part: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    label = "app.kubernetes.io/component"
+    (deployment,) = [
+        item
+        for item in items
+        if item["kind"] == "Deployment" and item["metadata"]["labels"][label] == part
+    ]
     pod: dict[str, Any] = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     return pod, container
@@ -73,7 +82,7 @@ def operator(items: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any
 
 def environment(container: dict[str, Any]) -> dict[str, Any]:
     return {
-        item["name"]: item.get("value", item.get("valueFrom", {}).get("fieldRef"))
+        item["name"]: item.get("value", next(iter(item.get("valueFrom", {}).values()), None))
         for item in container["env"]
     }
 
@@ -94,25 +103,37 @@ def test_every_manifest_is_whole(render: Render, name: str) -> None:
 
 def test_what_is_installed(render: Render) -> None:
     assert sorted(by_name(render())) == [
+        ("APIService", "v1alpha1.subresources.holdfast.dev"),
         ("ClusterRole", "holdfast"),
+        ("ClusterRole", "holdfast-gateway"),
         ("ClusterRole", "holdfast-moderator"),
         ("ClusterRole", "holdfast-node"),
         ("ClusterRole", "holdfast-nodes"),
         ("ClusterRole", "holdfast-observer"),
         ("ClusterRole", "holdfast-user"),
         ("ClusterRoleBinding", "holdfast"),
+        ("ClusterRoleBinding", "holdfast-gateway"),
+        ("ClusterRoleBinding", "holdfast-gateway-reviews"),
         ("ClusterRoleBinding", "holdfast-node"),
         ("ClusterRoleBinding", "holdfast-nodes"),
         ("CustomResourceDefinition", "checkpoints.holdfast.dev"),
         ("CustomResourceDefinition", "sessions.holdfast.dev"),
         ("DaemonSet", "holdfast-node"),
         ("Deployment", "holdfast"),
+        ("Deployment", "holdfast-gateway"),
+        ("PodDisruptionBudget", "holdfast-gateway"),
         ("Role", "holdfast-leader"),
+        ("RoleBinding", "holdfast-gateway-front"),
         ("RoleBinding", "holdfast-leader"),
+        ("Secret", "holdfast-gateway"),
         ("Secret", "holdfast-node"),
         ("Secret", "holdfast-webhook"),
+        ("Service", "holdfast-gateway"),
+        ("Service", "holdfast-gateway-front"),
+        ("Service", "holdfast-gateway-uplink"),
         ("Service", "holdfast-webhook"),
         ("ServiceAccount", "holdfast"),
+        ("ServiceAccount", "holdfast-gateway"),
         ("ServiceAccount", "holdfast-node"),
         ("ValidatingWebhookConfiguration", "holdfast-webhook"),
     ]
@@ -177,6 +198,8 @@ def test_the_operators_environment(render: Render) -> None:
         "HOLDFAST_LOG_LEVEL": "info",
         "HOLDFAST_NAMESPACE": {"fieldPath": "metadata.namespace"},
         "HOLDFAST_POD_NAME": {"fieldPath": "metadata.name"},
+        "HOLDFAST_GATEWAY": "holdfast-gateway-uplink.holdfast-system.svc:7070",
+        "HOLDFAST_GATEWAY_CA": {"name": "holdfast-gateway", "key": "ca.crt"},
         "HOLDFAST_WEBHOOK_KEYS": "/etc/holdfast-webhook",
     }
 
@@ -191,6 +214,7 @@ def test_the_operators_environment_by_values(render: Render) -> None:
     # After kubelet has made $ of $$, as the operator reads it.
     settings = Settings.from_env(
         {name: value.replace("$$", "$") for name, value in found.items() if isinstance(value, str)}
+        | {"HOLDFAST_GATEWAY_CA": "-----BEGIN CERTIFICATE-----"}
     )
     assert settings.sidecar_env == (("NO_PROXY", '$(HOST),"<x>"'),)
     assert "$$(HOST)" in found["HOLDFAST_SIDECAR_ENV"]

@@ -29,6 +29,15 @@ Rule = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 READ = ("get", "list", "watch")
 
+# Through the API server, which asks RBAC of the path itself.
+OBSERVED = tuple(
+    f"sessions{part}"
+    for part in ("", "/stream", "/screen", "/state", "/graph", "/journal", "/jobs")
+)
+OBSERVE = (("subresources.holdfast.dev",), OBSERVED, ("get",), ())
+WRITTEN = tuple(f"sessions/{part}" for part in ("input", "exec", "jobs", "end"))
+WRITE = (("subresources.holdfast.dev",), WRITTEN, ("create",), ())
+
 RULES: dict[str, list[Rule]] = {
     "holdfast": [
         (("holdfast.dev",), ("sessions",), (*READ, "patch", "delete"), ()),
@@ -55,16 +64,23 @@ RULES: dict[str, list[Rule]] = {
         (("holdfast.dev",), ("checkpoints/status",), ("patch",), ()),
         (("",), ("nodes",), ("get", "patch"), ()),
     ],
+    "holdfast-gateway": [
+        (("holdfast.dev",), ("sessions",), (*READ, "patch"), ()),
+        (("coordination.k8s.io",), ("leases",), ("get",), ()),
+    ],
     "holdfast-leader": [
         (("coordination.k8s.io",), ("leases",), ("create",), ()),
         (("coordination.k8s.io",), ("leases",), ("get", "update"), (NAME,)),
     ],
     "holdfast-observer": [
         (("holdfast.dev",), ("sessions", "checkpoints"), READ, ()),
+        OBSERVE,
     ],
     "holdfast-user": [
         (("holdfast.dev",), ("sessions",), (*READ, "create", "update", "patch", "delete"), ()),
         (("holdfast.dev",), ("checkpoints",), READ, ()),
+        OBSERVE,
+        WRITE,
     ],
     "holdfast-moderator": [
         (
@@ -73,6 +89,8 @@ RULES: dict[str, list[Rule]] = {
             (*READ, "create", "update", "patch", "delete", "deletecollection"),
             (),
         ),
+        OBSERVE,
+        WRITE,
     ],
 }
 
@@ -95,15 +113,23 @@ def roles(items: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {i["metadata"]["name"]: i for i in items if i["kind"] in ("Role", "ClusterRole")}
 
 
+_WHOSE = {
+    "holdfast-node": "holdfast-node",
+    "holdfast-gateway": "holdfast-gateway",
+    "system:auth-delegator": "holdfast-gateway",
+    "extension-apiserver-authentication-reader": "holdfast-gateway",
+}
+
+
 def bindings(items: list[dict[str, Any]]) -> list[tuple[str, str | None, str]]:
-    """Kind, namespace and role of each; all are the operator's but the node agent's one."""
+    """Kind, namespace and role of each; all are the operator's but the node agent's and the
+    gateway's."""
     found = [item for item in items if item["kind"] in ("RoleBinding", "ClusterRoleBinding")]
     for item in found:
         (subject,) = item["subjects"]
-        agent = item["roleRef"]["name"] == "holdfast-node"
         assert subject == {
             "kind": "ServiceAccount",
-            "name": "holdfast-node" if agent else "holdfast",
+            "name": _WHOSE.get(item["roleRef"]["name"], "holdfast"),
             "namespace": "holdfast-system",
         }
     return sorted(
@@ -198,9 +224,12 @@ def test_the_operator_holds_what_it_grants(render: Render) -> None:
 def test_bindings_for_all_namespaces(render: Render) -> None:
     assert bindings(render()) == [
         ("ClusterRoleBinding", None, "holdfast"),
+        ("ClusterRoleBinding", None, "holdfast-gateway"),
         ("ClusterRoleBinding", None, "holdfast-node"),
         ("ClusterRoleBinding", None, "holdfast-nodes"),
+        ("ClusterRoleBinding", None, "system:auth-delegator"),
         ("RoleBinding", "holdfast-system", "holdfast-leader"),
+        ("RoleBinding", "kube-system", "extension-apiserver-authentication-reader"),
     ]
 
 
@@ -208,9 +237,13 @@ def test_bindings_for_some_namespaces(render: Render) -> None:
     assert bindings(render(operator={"watchNamespaces": ["one", "two"]})) == [
         ("ClusterRoleBinding", None, "holdfast-node"),
         ("ClusterRoleBinding", None, "holdfast-nodes"),
+        ("ClusterRoleBinding", None, "system:auth-delegator"),
         ("RoleBinding", "holdfast-system", "holdfast-leader"),
+        ("RoleBinding", "kube-system", "extension-apiserver-authentication-reader"),
         ("RoleBinding", "one", "holdfast"),
+        ("RoleBinding", "one", "holdfast-gateway"),
         ("RoleBinding", "two", "holdfast"),
+        ("RoleBinding", "two", "holdfast-gateway"),
     ]
 
 
@@ -231,10 +264,13 @@ def test_people_get_them_with_the_clusters_own_roles(
 
 def test_roles_for_people_can_be_left_out(render: Render) -> None:
     left = roles(render(rbac={"userRoles": False}))
-    assert left.keys() == {"holdfast", "holdfast-leader", "holdfast-node", "holdfast-nodes"}
+    names = ("", "-gateway", "-leader", "-node", "-nodes")
+    assert left.keys() == {f"holdfast{name}" for name in names}
 
 
 def test_without_the_node_agent_nothing_of_it_is_there(render: Render) -> None:
     items = render(nodeAgent={"enabled": False})
     assert "holdfast-node" not in roles(items)
-    assert not {"DaemonSet", "Secret"} & {item["kind"] for item in items}
+    secrets = [item["metadata"]["name"] for item in items if item["kind"] == "Secret"]
+    assert secrets == ["holdfast-gateway"]
+    assert not {"DaemonSet"} & {item["kind"] for item in items}

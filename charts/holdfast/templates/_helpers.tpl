@@ -2,14 +2,14 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* At most 54, so that a suffix such as -leader fits into a label. */}}
+{{/* At most 48, so that a suffix such as -gateway-uplink fits into a label. */}}
 {{- define "holdfast.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 54 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 48 | trimSuffix "-" -}}
 {{- else if contains (include "holdfast.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 54 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 48 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "holdfast.name" .) | trunc 54 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name (include "holdfast.name" .) | trunc 48 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 

@@ -258,10 +258,12 @@ class Uplinks:
         self._telling: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
-    async def listening(self, tls: ssl.SSLContext, port: int) -> AsyncIterator[int]:
-        """Yields the port."""
+    async def listening(
+        self, tls: ssl.SSLContext, port: int, host: str | None = None
+    ) -> AsyncIterator[int]:
+        """On every address, or one. Yields the port."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Uplink(self), None, port, ssl=tls)
+        server = await loop.create_server(lambda: Uplink(self), host, port, ssl=tls)
         ticking = asyncio.create_task(self._tick())
         try:
             yield int(server.sockets[0].getsockname()[1])

@@ -1,0 +1,285 @@
+"""Sessions of a cluster: who is let in, who may do what, and who may not any more."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_kit import POD, POD_UID, FakeApi, answering, lease, session, sessions_of
+from holdfast_gateway import cluster, reviews
+from holdfast_gateway.auth import Caller, Modality
+from holdfast_gateway.backend import Act
+from holdfast_gateway.cluster import ClusterSessions, Verifier
+from holdfast_gateway.reviews import Reviews
+from holdfast_gateway.uplinks import Uplinks
+from holdfast_wire.errors import (
+    BadRequest,
+    Ended,
+    Forbidden,
+    HoldfastError,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+    Unsupported,
+)
+from holdfast_wire.ids import Actor
+from uplink_kit import authority, dialling, until
+
+SIDECAR = "system:serviceaccount:ns:holdfast-it"
+HELLO = {"version": 1, "namespace": "ns", "session": "it", "epoch": 1, "token": "token"}
+ADA = Caller(Actor("ada"), Modality.HTTP)
+BEA = Caller(Actor("bea"), Modality.BROWSER)
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    made = FakeApi()
+    made.know("token", SIDECAR, "holdfast-gateway", **{POD: "it-1", POD_UID: "pod"})
+    made.leases["ns", "it"] = lease("it", "pod/nonce", 1)
+    made.sessions = [session("ns", "it")]
+    return made
+
+
+# -- who has dialled in (attack 22) --------------------------------------------------------------
+
+
+async def hello(api: FakeApi, **other: Any) -> Any:
+    return await Verifier(api, Reviews(api))({**HELLO, **other})  # type: ignore[arg-type]
+
+
+async def test_the_pod_that_holds_the_lease(api: FakeApi) -> None:
+    found = await hello(api)
+    assert (found.key, found.uid, found.epoch, found.pod) == (("ns", "it"), "uid-it", 1, "it-1")
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ({"version": 2}, Unsupported),
+        ({"session": "../x"}, HoldfastError),
+        ({"epoch": "x"}, BadRequest),
+        ({"token": ""}, Unauthenticated),
+        ({"token": "for another audience"}, Unauthenticated),
+        ({"token": "x" * 20_000}, Unauthenticated),
+        ({"namespace": "other"}, Forbidden),
+        ({"session": "other"}, Forbidden),
+        ({"epoch": 2}, Forbidden),
+        ({"epoch": 0}, Forbidden),
+        ({"token": "another pod's"}, Forbidden),
+        ({"token": "a person's"}, Forbidden),
+        ({"token": "no pod's"}, Forbidden),
+    ],
+)
+async def test_nobody_else(api: FakeApi, said: dict[str, Any], kind: type[Exception]) -> None:
+    api.know("for another audience", SIDECAR, "api", **{POD_UID: "pod"})
+    api.know("another pod's", SIDECAR, "holdfast-gateway", **{POD: "it-2", POD_UID: "pod2"})
+    api.know("a person's", "ada", "holdfast-gateway", **{POD_UID: "pod"})
+    api.know("no pod's", SIDECAR, "holdfast-gateway")
+    with pytest.raises(kind):
+        await hello(api, **said)
+
+
+# -- people ---------------------------------------------------------------------------------------
+
+
+class Reached:
+    def __init__(self, backend: ClusterSessions, uplinks: Uplinks, access: Reviews) -> None:
+        self.backend, self.uplinks, self.access = backend, uplinks, access
+        self.heard: list[dict[str, Any]] = []
+
+
+@pytest.fixture
+async def reached(api: FakeApi, tmp_path: Path) -> AsyncIterator[Reached]:
+    """One session whose sidecar has dialled in."""
+    ca = authority()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*ca.sign(tmp_path, "gateway", "localhost"))
+    answers = {"screen": {"text": "hello"}, "send": {"order": 1}, "info": {"seq": 7}}
+    async with sessions_of(api) as (backend, uplinks, access):
+        found = Reached(backend, uplinks, access)
+        async with (
+            uplinks.listening(tls, 0, "127.0.0.1") as port,
+            dialling(ca, port, tmp_path, 1, answering(answers, found.heard)),
+        ):
+            await until(lambda: uplinks.get(("ns", "it")))
+            yield found
+
+
+async def test_asked_as_who_he_is(reached: Reached, api: FakeApi) -> None:
+    api.allow("ada", Act.STREAM, Act.INPUT)
+    assert await reached.backend.request("it", {"kind": "screen"}, ADA) == {"text": "hello"}
+    assert await reached.backend.request("ns/it", {"kind": "send"}, ADA) == {"order": 1}
+    assert [one["as"] for one in reached.heard] == [{"actor": "ada", "modality": "http"}] * 2
+    asked = [spec for kind, spec in api.asked if kind == "subjectaccessreviews"]
+    assert [one["resourceAttributes"] for one in asked] == [
+        {
+            "group": "subresources.holdfast.dev",
+            "version": "v1alpha1",
+            "resource": "sessions",
+            "subresource": act,
+            "namespace": "ns",
+            "verb": verb,
+            "name": "it",
+        }
+        for act, verb in (("stream", "get"), ("input", "create"))
+    ]
+
+
+async def test_who_may_look_may_not_type(reached: Reached, api: FakeApi) -> None:
+    api.allow("bea", Act.STREAM, name="it")
+    await reached.backend.request("it", {"kind": "screen"}, BEA)
+    for kind in ("send", "exec", "take", "end", "graph", "journal", "freeze"):
+        with pytest.raises(Forbidden):
+            await reached.backend.request("it", {"kind": kind}, BEA)
+    assert [one["kind"] for one in reached.heard] == ["screen"]
+
+
+async def test_absent_and_forbidden_sound_the_same(reached: Reached, api: FakeApi) -> None:
+    """Attack 9: a stranger learns no names."""
+    said = set()
+    for name in ("it", "nothing"):
+        for ask in (
+            reached.backend.request(name, {"kind": "screen"}, ADA),
+            reached.backend.describe(name, ADA),
+        ):
+            with pytest.raises(Forbidden) as caught:
+                await ask
+            said.add(str(caught.value).replace(name, "NAME"))
+    assert len(said) == 1
+    api.allow("ada", Act.STREAM)
+    await asyncio.sleep(0)
+    with pytest.raises(NotFound):
+        await reached.backend.describe("nowhere", ADA)
+
+
+async def test_only_what_one_may_see_is_listed(reached: Reached, api: FakeApi) -> None:
+    for namespace, name in (("ns", "b"), ("other", "c"), ("other", "d")):
+        api.events.put_nowait({"type": "ADDED", "object": session(namespace, name, "Pending")})
+    await until(api.events.empty)
+    api.allow("ada", Act.STREAM)
+    api.allow("ada", Act.STREAM, namespace="other", name="d")
+    listed = await reached.backend.list(ADA)
+    names = {f"{one['namespace']}/{one['session']}": one for one in listed}
+    assert names.keys() == {"ns/it", "ns/b", "other/d"}
+    assert names["ns/it"]["seq"] == 7  # its sidecar said so
+    assert names["ns/b"]["phase"] == "Pending"
+    assert await reached.backend.list(BEA) == []
+
+
+async def test_without_the_api_server_nobody_is_let_in(reached: Reached, api: FakeApi) -> None:
+    api.allow("ada", Act.STREAM)
+    api.away = True
+    with pytest.raises(Unavailable):
+        await reached.backend.request("it", {"kind": "screen"}, ADA)
+    api.away = False
+    await reached.backend.request("it", {"kind": "screen"}, ADA)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (cluster, reviews):
+        monkeypatch.setattr(module, "FRESH_SECONDS", 0.05)
+    monkeypatch.setattr(cluster, "GRACE_SECONDS", 0.3)
+
+
+async def test_a_right_that_is_taken_away_cuts_what_goes_on(
+    reached: Reached, api: FakeApi, quick: None
+) -> None:
+    """Fault 40: two seconds in production, and five are promised."""
+    api.allow("ada", Act.STREAM, Act.INPUT)
+    async with reached.backend.connect("it", ADA) as link:
+        await link.allow(Act.INPUT)
+        await asyncio.sleep(0.2)
+        assert not link.cut.done()
+        api.allowed.discard(("ada", "input", "ns", "*"))
+        with pytest.raises(Forbidden, match="may not create sessions/input"):
+            await asyncio.wait_for(link.cut, 5)
+
+
+async def test_a_token_that_is_revoked_cuts_what_goes_on(
+    reached: Reached, api: FakeApi, quick: None
+) -> None:
+    """Attack 10."""
+    api.allow("ada", Act.STREAM)
+    api.know("hers", "ada")
+    caller = await reached.access.caller("hers", Modality.HTTP)
+    async with reached.backend.connect("it", caller) as link:
+        del api.tokens["hers", "holdfast"]
+        with pytest.raises(Unauthenticated):
+            await asyncio.wait_for(link.cut, 5)
+
+
+async def test_an_api_server_that_is_away_is_waited_out_for_a_while(
+    reached: Reached, api: FakeApi, quick: None
+) -> None:
+    api.allow("ada", Act.STREAM)
+    async with reached.backend.connect("it", ADA) as link:
+        api.away = True
+        await asyncio.sleep(0.15)
+        assert not link.cut.done()
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(link.cut, 5)
+
+
+async def test_a_session_that_sleeps_is_woken(api: FakeApi) -> None:
+    api.sessions = [session("ns", "it", "Suspended", suspended=True)]
+    api.allow("ada", Act.STREAM)
+    async with sessions_of(api) as (backend, _uplinks, _):
+        with pytest.raises(Unavailable, match="Suspended"):
+            await backend.request("it", {"kind": "screen"}, ADA, patience=0.0)
+    (patch,) = api.patched
+    assert patch == (
+        "ns",
+        "it",
+        {"metadata": {"annotations": {"holdfast.dev/wake": "1"}}, "spec": {"suspended": False}},
+    )
+
+
+async def test_one_that_has_ended_says_so(api: FakeApi) -> None:
+    api.sessions = [session("ns", "it", "Ended")]
+    api.allow("ada", Act.STREAM)
+    async with sessions_of(api) as (backend, _uplinks, _):
+        with pytest.raises(Ended):
+            await backend.request("it", {"kind": "screen"}, ADA)
+
+
+# -- how the answers are kept ---------------------------------------------------------------------
+
+
+async def test_many_questions_at_once_are_one(api: FakeApi) -> None:
+    access = Reviews(api)  # type: ignore[arg-type]
+    api.allow("ada", Act.STREAM)
+    await asyncio.gather(*(access.allow(ADA, Act.STREAM, "ns", "it") for _ in range(50)))
+    assert len(api.asked) == 1
+
+
+async def test_an_answer_is_not_kept_long(api: FakeApi, quick: None) -> None:
+    access = Reviews(api)  # type: ignore[arg-type]
+    api.allow("ada", Act.STREAM)
+    await access.allow(ADA, Act.STREAM, "ns", "it")
+    api.allowed.clear()
+    await asyncio.sleep(0.1)
+    with pytest.raises(Forbidden):
+        await access.allow(ADA, Act.STREAM, "ns", "it")
+
+
+async def test_one_persons_answer_is_not_anothers(api: FakeApi) -> None:
+    access = Reviews(api)  # type: ignore[arg-type]
+    api.allow("ada", Act.STREAM)
+    await access.allow(ADA, Act.STREAM, "ns", "it")
+    grouped = Caller(Actor("bea"), Modality.HTTP, groups=("admins",))
+    for caller in (BEA, grouped):
+        with pytest.raises(Forbidden):
+            await access.allow(caller, Act.STREAM, "ns", "it")
+
+
+async def test_no_token_is_kept_in_memory(api: FakeApi) -> None:
+    access = Reviews(api)  # type: ignore[arg-type]
+    api.know("a-secret-token", "ada")
+    await access.caller("a-secret-token", Modality.HTTP)
+    assert "a-secret-token" not in repr(access._tokens._known)

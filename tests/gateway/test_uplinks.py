@@ -1,0 +1,230 @@
+"""Sidecars that dial in, over real TLS: the two ends against each other."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast_gateway.uplinks import Incarnation, Stream, Uplink
+from holdfast_wire import uplink as wire
+from holdfast_wire.errors import Forbidden, Unavailable
+from uplink_kit import Authority, authority, dialling, gateway, until
+
+KEY = ("ns", "it")
+PATIENCE = 10.0
+
+
+@pytest.fixture(scope="module")
+def ca() -> Authority:
+    return authority()
+
+
+async def verified(said: dict[str, Any]) -> Incarnation:
+    if said["token"] != "token":
+        raise Forbidden("a wrong token", "have the right one")
+    epoch = int(said["epoch"])
+    return Incarnation(said["namespace"], said["session"], "uid", epoch, f"it-{epoch}", "h")
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+
+
+async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Without end to whoever says `more`; an echo to others."""
+    first = await reader.read(4)
+    while first == b"more":
+        writer.write(b"x" * 65536)
+        await writer.drain()
+    writer.write(first)
+    await echo(reader, writer)
+
+
+async def whole(stream: Stream, count: int) -> bytes:
+    got = b""
+    async with asyncio.timeout(PATIENCE):
+        while len(got) < count:
+            part = await stream.read(1 << 16)
+            assert part, "it ended early"
+            got += part
+    return got
+
+
+async def test_both_ways_by_many_at_once(ca: Authority, tmp_path: Path) -> None:
+    async with (
+        gateway(ca, tmp_path, verified) as (uplinks, port),
+        dialling(ca, port, tmp_path, 1, echo),
+    ):
+        link = await uplinks.wait(KEY, PATIENCE)
+        assert link is not None
+        assert link.incarnation == await verified(
+            {"namespace": "ns", "session": "it", "epoch": 1, "token": "token"}
+        )
+
+        async def once(seed: int) -> None:
+            data = random.Random(seed).randbytes(700_000)  # more than two windows
+            number, stream = link.open()
+
+            async def send() -> None:
+                for start in range(0, len(data), 50_001):
+                    stream.write(data[start : start + 50_001])
+                    await stream.drain()
+
+            sending = asyncio.create_task(send())
+            got = await whole(stream, len(data))
+            await sending
+            assert hashlib.sha256(got).digest() == hashlib.sha256(data).digest()
+            link.shut(number)
+
+        await asyncio.gather(*(once(seed) for seed in range(4)))
+        assert uplinks.counts() == (1, 0)
+
+
+async def test_one_who_does_not_read_stops_himself_alone(ca: Authority, tmp_path: Path) -> None:
+    async with (
+        gateway(ca, tmp_path, verified) as (uplinks, port),
+        dialling(ca, port, tmp_path, 1, flood),
+    ):
+        link = await uplinks.wait(KEY, PATIENCE)
+        assert link is not None
+        _, stalled = link.open()
+        stalled.write(b"more")
+        _, lively = link.open()
+        for number in range(50):
+            lively.write(b"%4d" % number)
+            assert await whole(lively, 4) == b"%4d" % number
+        kept = sum(map(len, stalled._came))
+        assert 0 < kept <= wire.WINDOW
+        # It reads again, and gets all that it left.
+        assert set(await whole(stalled, 3 * wire.WINDOW)) == {ord("x")}
+
+
+async def test_the_end_of_one_is_the_end_of_both(ca: Authority, tmp_path: Path) -> None:
+    gone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said = await reader.read(1)
+        if said == b"l":  # leaves by itself
+            return
+        assert await reader.read() == b""
+        gone.set()
+
+    async with (
+        gateway(ca, tmp_path, verified) as (uplinks, port),
+        dialling(ca, port, tmp_path, 1, serve),
+    ):
+        link = await uplinks.wait(KEY, PATIENCE)
+        assert link is not None
+        _, stream = link.open()
+        stream.write(b"l")
+        assert await asyncio.wait_for(stream.read(), PATIENCE) == b""
+        with pytest.raises(ConnectionResetError):
+            stream.write(b"too late")
+        number, other = link.open()
+        other.write(b"s")
+        link.shut(number)
+        await asyncio.wait_for(gone.wait(), PATIENCE)
+        # And that of the connection is the end of all.
+        _, third = link.open()
+        link.close()
+        assert await asyncio.wait_for(third.read(), PATIENCE) == b""
+        with pytest.raises(Unavailable):
+            link.open()
+        # The sidecar dials again.
+        again = await uplinks.wait(KEY, PATIENCE)
+        assert again is not None
+        assert again is not link
+
+
+async def test_only_the_newest_incarnation_is_served(ca: Authority, tmp_path: Path) -> None:
+    async with gateway(ca, tmp_path, verified) as (uplinks, port):
+        async with dialling(ca, port, tmp_path, 3, echo):
+            old = await uplinks.wait(KEY, PATIENCE)
+            assert old is not None
+            _, stream = old.open()
+            async with dialling(ca, port, tmp_path, 4, echo):
+                assert await asyncio.wait_for(stream.read(), PATIENCE) == b""
+                new = uplinks.get(KEY)
+                assert new is not None
+                assert new.incarnation is not None
+                assert new.incarnation.epoch == 4
+        # Also when the newest has left, and the old one comes back.
+        async with dialling(ca, port, tmp_path, 3, echo) as log:
+            await until(lambda: any("newer incarnation" in line for line in log))
+            assert uplinks.get(KEY) is None
+        # Deleted, and made anew under the same name: nothing is held against it.
+        uplinks.forget("uid")
+        async with dialling(ca, port, tmp_path, 1, echo):
+            assert await uplinks.wait(KEY, PATIENCE) is not None
+
+
+async def test_who_is_refused_hears_why_and_tries_again(ca: Authority, tmp_path: Path) -> None:
+    async with (
+        gateway(ca, tmp_path, verified) as (uplinks, port),
+        dialling(ca, port, tmp_path, 1, echo, token="wrong") as log,
+    ):
+        await until(lambda: len(log) >= 2)
+        assert all("a wrong token (have the right one)" in line for line in log)
+        assert uplinks.counts() == (0, 0)
+        # The token is read anew each time: kubelet renews it.
+        (tmp_path / "token-1").write_text("token")
+        assert await uplinks.wait(KEY, PATIENCE) is not None
+
+
+async def test_a_gateway_of_another_authority_gets_no_token(ca: Authority, tmp_path: Path) -> None:
+    other = authority("other")
+    async with (
+        gateway(other, tmp_path, verified) as (uplinks, port),
+        dialling(ca, port, tmp_path, 1, echo) as log,
+    ):
+        await until(lambda: log)
+        assert "is not reached" in log[0]
+        assert "token" not in log[0]
+        assert uplinks.counts() == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        wire.encode(0, wire.Kind.PING),
+        wire.encode(0, wire.Kind.HELLO, b"[]"),
+        wire.encode(0, wire.Kind.HELLO, b"{}" * 20_000),
+        wire.hello({"token": "token"}) + wire.encode(1, wire.Kind.DATA, b"before an answer"),
+    ],
+)
+async def test_nonsense_is_hung_up_on(ca: Authority, tmp_path: Path, said: bytes) -> None:
+    async with gateway(ca, tmp_path, verified) as (uplinks, port):
+        trust = ssl.create_default_context(cadata=ca.pem)
+        trust.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        reader, writer = await asyncio.open_connection("localhost", port, ssl=trust)
+        writer.write(said)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE)
+        assert b'"error"' in answer or answer == b""
+        writer.close()
+        assert uplinks.counts() == (0, 0)
+
+
+async def test_more_than_its_credit_ends_the_connection() -> None:
+    class Owner:
+        def arrived(self, _: object) -> None: ...
+
+        def left(self, _: object) -> None: ...
+
+    link = Uplink(Owner())  # type: ignore[arg-type]
+    link.incarnation = Incarnation("ns", "it", "u", 1, "p", "h")
+    link._greeting = asyncio.create_task(asyncio.sleep(0))
+    number, stream = link.open()
+    for _ in range(wire.WINDOW // wire.MAX_PAYLOAD + 1):
+        link.data_received(wire.encode(number, wire.Kind.DATA, b"x" * wire.MAX_PAYLOAD))
+    assert stream._ended
+    with pytest.raises(Unavailable):
+        link.open()

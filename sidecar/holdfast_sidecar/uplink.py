@@ -26,7 +26,7 @@ from holdfast_wire import uplink as wire
 from holdfast_wire.errors import BadRequest, HoldfastError, from_json
 from holdfast_wire.uplink import Kind, Parser, Piece, Windows
 
-_LOOK_SECONDS: Final = 2.0  # a new replica is found within this
+_LOOK_SECONDS: Final = 5.0  # a new replica is found within this
 _CONNECT_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = (0.2, 5.0)
 _PIECE: Final = wire.MAX_PAYLOAD

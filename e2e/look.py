@@ -21,8 +21,15 @@ NAMESPACED: Final = {
     "checkpoint": (HOLDFAST, "checkpoints"),
     "lease": ("apis/coordination.k8s.io/v1", "leases"),
     "pdb": ("apis/policy/v1", "poddisruptionbudgets"),
+    "deployment": ("apis/apps/v1", "deployments"),
+    "daemonset": ("apis/apps/v1", "daemonsets"),
     "event": ("api/v1", "events"),
     "pod": ("api/v1", "pods"),
+    "role": ("apis/rbac.authorization.k8s.io/v1", "roles"),
+    "rolebinding": ("apis/rbac.authorization.k8s.io/v1", "rolebindings"),
+    "secret": ("api/v1", "secrets"),
+    "service": ("api/v1", "services"),
+    "serviceaccount": ("api/v1", "serviceaccounts"),
 }
 EVERYWHERE: Final = {"node": ("api/v1", "nodes"), "namespace": ("api/v1", "namespaces")}
 _SECONDS: Final = 10.0

@@ -18,7 +18,8 @@ from aiohttp import web
 
 from holdfast_gateway import log, runfile
 from holdfast_gateway.assets import Assets
-from holdfast_gateway.http import Http, TokenDoor
+from holdfast_gateway.door import TokenDoor
+from holdfast_gateway.http import Http
 from holdfast_gateway.sessions import Sessions
 from holdfast_gateway.supervise import Supervisor
 from holdfast_wire.errors import AlreadyExists, BadRequest, HoldfastError

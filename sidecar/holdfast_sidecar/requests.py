@@ -18,7 +18,7 @@ from holdfast_sidecar import execute, snapshot
 from holdfast_sidecar.ghostty import Terminal
 from holdfast_sidecar.hold import HoldError, HoldLink
 from holdfast_sidecar.session import Session
-from holdfast_sidecar.state import Observation, observe
+from holdfast_sidecar.state import Observation, observe, ports
 from holdfast_wire.errors import BadRequest, Busy, Ended, HoldfastError, TooLarge, Unavailable
 from holdfast_wire.frames import MAX_KEY, MAX_PAYLOAD
 from holdfast_wire.ids import Actor, ClientId
@@ -109,15 +109,17 @@ class Requests:
             raise
 
     async def state(self) -> Body:
-        seen = await self.observe()
+        self._state_seen = self._told(await self.observe())
+        return self._state_seen
+
+    def _told(self, seen: Observation) -> Body:
         how = self._session.exit
-        self._state_seen = {
+        return {
             "activity": seen.activity.value,
             "process": None if seen.pid is None else {"pid": seen.pid, "name": seen.name},
             "sentence": seen.sentence,
             "exit": how.to_json() if how else None,
         }
-        return self._state_seen
 
     async def _state(self, _asker: Asker, _body: Body) -> Body:
         return await self.state()
@@ -171,10 +173,15 @@ class Requests:
         return await self._session.emulator.call(ask, self._session.ring.head)
 
     async def _graph(self, _asker: Asker, _body: Body) -> Body:
+        """With the state and the ports, all of one look: is the server still running, where does it
+        listen, since when, and does anything wait for an answer?"""
         if self._session.exit is not None:
-            return {"processes": [], "foreground_pgid": None}
+            seen = self._told(observe(execute.NOTHING, ended=True))
+            return {"processes": [], "foreground_pgid": None, "ports": [], "state": seen}
         graph = await self._hold.graph()
-        return asdict(graph)
+        boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        seen = self._told(observe(graph, frozen=self.frozen))
+        return {**asdict(graph), "ports": ports(graph, boot), "state": seen}
 
     async def _journal(self, _asker: Asker, body: Body) -> Body:
         after = _number(body, "after", 0, 0, 2**53)

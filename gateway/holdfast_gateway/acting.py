@@ -11,7 +11,6 @@ from holdfast_gateway.backend import REQUEST_SECONDS, Act
 from holdfast_gateway.fields import Field, Kind
 from holdfast_gateway.guard import while_allowed
 from holdfast_gateway.routes import API, JSON, Call, Route, answer
-from holdfast_wire.errors import BadRequest
 
 # An hour is longer than anybody waits on one HTTP request; it also keeps the sum finite.
 MAX_EXEC_SECONDS: Final = 3600.0
@@ -20,8 +19,6 @@ _EXEC_MARGIN_SECONDS: Final = 5.0
 
 
 async def _input(call: Call) -> web.Response:
-    if ("text" in call.given) == ("base64" in call.given):
-        raise BadRequest("input is either 'text' or 'base64'", "send exactly one of them")
     return answer(await call.ask("send", call.given))
 
 
@@ -47,12 +44,18 @@ async def _rescan(call: Call) -> web.Response:
 
 
 _INPUT = (
-    Field("text", Kind.TEXT, "What to type; `\\n` is the Enter key."),
-    Field("base64", Kind.TEXT, "The same, as bytes in base64. Exactly one of the two."),
+    Field("text", Kind.TEXT, "What to type; `\\r` is the Enter key.", either="input"),
+    fields.base64_text("base64", "The same, as bytes in base64.", either="input"),
     fields.key("this input"),
 )
 _EXEC = (
-    Field("command", Kind.TEXT, "For the shell that is live in the session.", required=True),
+    Field(
+        "command",
+        Kind.TEXT,
+        "For the shell that is live in the session.",
+        required=True,
+        pattern=r"\S",
+    ),
     Field(
         "timeout",
         Kind.NUMBER,

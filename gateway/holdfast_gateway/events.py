@@ -18,7 +18,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from holdfast_gateway import log
-from holdfast_gateway.backend import READ_AHEAD, Link
+from holdfast_gateway.backend import CONNECT_SECONDS, READ_AHEAD, Link
 from holdfast_gateway.relay import vouched
 from holdfast_gateway.routes import Call
 from holdfast_gateway.sse import KEEP_ALIVE, Events, problem, resume_of
@@ -31,7 +31,8 @@ _KEEP_ALIVE_SECONDS: Final = 15.0
 # How soon it is noticed that a client has gone, or that the gateway goes.
 _LOOK_SECONDS: Final = 1.0
 _STUCK_SECONDS: Final = 60.0
-_RETRY_MILLISECONDS: Final = 500
+_RETRY_SECONDS: Final = 0.05
+_CLIENTS_RETRY_MILLISECONDS: Final = 500
 # A viewer's size is nobody's; this one is always allowed.
 _SIZE: Final = {"columns": 80, "rows": 24}
 
@@ -44,6 +45,7 @@ class _Stream:
     def __init__(self, call: Call, resume: dict[str, Any] | None) -> None:
         self._call, self._resume = call, resume
         self._events = Events()
+        self._silent_since: float | None = None
         self._response = web.StreamResponse(
             headers={
                 "Content-Type": MEDIA,
@@ -73,13 +75,18 @@ class _Stream:
         async with call.serving.sessions.connect(call.name, call.caller) as link:
             if not self._response.prepared:
                 await self._response.prepare(call.request)
-                await self._write(f"retry: {_RETRY_MILLISECONDS}\n\n".encode())
+                await self._write(f"retry: {_CLIENTS_RETRY_MILLISECONDS}\n\n".encode())
             wanted = Attach({"mode": "view", **_SIZE, "resume": self._resume})
             link.writer.write(encode(vouched(wanted, call.caller)))
             heard = await self._pump(link)
-        if not heard:
-            raise Unavailable(f"session {call.name!r} does not answer", "come back in a moment")
         self._resume = self._events.resume() or self._resume
+        now = asyncio.get_running_loop().time()
+        if heard or self._silent_since is None:
+            self._silent_since = None if heard else now
+        elif now - self._silent_since > CONNECT_SECONDS:
+            raise Unavailable(f"session {call.name!r} does not answer", "come back in a moment")
+        if not heard:  # it was on its way out
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def _pump(self, link: Link) -> bool:
         """Whether anything was heard of it."""

@@ -44,6 +44,10 @@ class Field:
     high: float | None = None
     choices: tuple[str, ...] = ()
     longest: int | None = None
+    pattern: str | None = None
+    """Somewhere in a text."""
+    either: str = ""
+    """Of those with the same word here exactly one is given."""
 
     def schema(self) -> Schema:
         told = {
@@ -54,6 +58,7 @@ class Field:
             "maximum": self.high,
             "enum": list(self.choices) or None,
             "maxLength": self.longest,
+            "pattern": self.pattern,
         }
         return {key: value for key, value in told.items() if value is not None}
 
@@ -78,6 +83,8 @@ class Field:
             raise self._wrong(f"one of {', '.join(self.choices)}")
         if self.longest is not None and len(value) > self.longest:
             raise self._wrong(f"at most {self.longest} characters long")
+        if self.pattern is not None and not re.search(self.pattern, value):
+            raise self._wrong(f"a text that matches {self.pattern}")
         return value
 
     def _number(self, value: object, kinds: type | tuple[type, ...]) -> Any:
@@ -106,8 +113,14 @@ class Field:
 
 
 def key(what: str) -> Field:
-    says = f"Your own name for {what}, at most {MAX_KEY} bytes: sent twice, it takes effect once."
-    return Field("key", Kind.TEXT, says, longest=MAX_KEY)
+    """Printable ASCII, so that its length in characters is that in bytes."""
+    says = f"Your own name for {what}: sent twice, it takes effect once."
+    return Field("key", Kind.TEXT, says, longest=MAX_KEY, pattern=r"^[ -~]*$")
+
+
+def base64_text(name: str, says: str, either: str = "") -> Field:
+    four, rest = "[A-Za-z0-9+/]{4}", "[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}="
+    return Field(name, Kind.TEXT, says, pattern=f"^(?:{four})*(?:{rest})?$", either=either)
 
 
 def schema_of(fields: Iterable[Field]) -> Schema:
@@ -120,7 +133,17 @@ def schema_of(fields: Iterable[Field]) -> Schema:
     }
     if required := [field.name for field in every if field.required]:
         told["required"] = required
+    if groups := _groups(every):
+        told["allOf"] = [{"oneOf": [{"required": [name]} for name in names]} for names in groups]
     return told
+
+
+def _groups(fields: Iterable[Field]) -> list[list[str]]:
+    found: dict[str, list[str]] = {}
+    for field in fields:
+        if field.either:
+            found.setdefault(field.either, []).append(field.name)
+    return list(found.values())
 
 
 def of_query(pairs: Iterable[tuple[str, str]], fields: tuple[Field, ...]) -> Given:
@@ -161,5 +184,9 @@ def _completed(given: Given, fields: tuple[Field, ...]) -> Given:
     for field in fields:
         if field.name not in given and field.required:
             raise BadRequest(f"there is no {field.name!r}", field.says)
+    for names in _groups(fields):
+        if sum(name in given for name in names) != 1:
+            quoted = " or ".join(repr(name) for name in names)
+            raise BadRequest(f"either {quoted} is needed", "send exactly one of them")
     defaults = {field.name: field.default for field in fields if field.default is not None}
     return {**defaults, **given}

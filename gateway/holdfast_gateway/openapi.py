@@ -70,7 +70,7 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
         told["parameters"] = asked
     if route.body:
         told["requestBody"] = {
-            "required": any(field.required for field in route.body),
+            "required": any(field.required or field.either for field in route.body),
             "content": {JSON: {"schema": schema_of(route.body)}},
         }
     return {**told, "responses": responses}

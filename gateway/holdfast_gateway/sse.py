@@ -85,8 +85,8 @@ class Events:
                 yield from self._output(seq, data)
                 return
             case Attach(body):
-                self._attached(body)
                 yield event("attached", body)
+                yield from self._attached(body)
                 return
             case Error():
                 raise frame.exception()
@@ -101,9 +101,12 @@ class Events:
             case Control(body):
                 yield from self._news(body)
 
-    def _attached(self, body: dict[str, Any]) -> None:
+    def _attached(self, body: dict[str, Any]) -> Iterator[bytes]:
         self._id, self._held = str(body.get("session_id")), b""
         self._seq = int(body["seq"]) if body.get("resumed") else None
+        match body:  # who comes after the end hears of it too
+            case {"exit": dict(how), "head": int(head)}:
+                yield from self._news({"kind": "ended", "exit": how, "seq": head})
 
     def _output(self, seq: int, data: bytes) -> Iterator[bytes]:
         seq, data = seq - len(self._held), self._held + data

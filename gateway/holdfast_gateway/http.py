@@ -18,7 +18,7 @@ from holdfast_gateway import acting, fields, log, openapi, reading, streaming
 from holdfast_gateway.assets import Assets, security_headers
 from holdfast_gateway.backend import Backend
 from holdfast_gateway.door import Door
-from holdfast_gateway.routes import API, ONE, Call, Route, Serving, Streams, answer
+from holdfast_gateway.routes import ONE, Call, Route, Serving, Streams, answer
 from holdfast_wire.errors import BadRequest, HoldfastError, Internal, NotFound, TooLarge
 
 BODY_LIMIT: Final = 1 << 20
@@ -76,9 +76,7 @@ class Http:
             response = _error(error)
         except Exception as error:
             log.fault("request_failed", error, method=request.method, path=request.path)
-            response = self._error(
-                request, Internal("the gateway failed", "its log has the reason")
-            )
+            response = _error(Internal("the gateway failed", "its log has the reason"))
         if not response.prepared:
             response.headers.update(security_headers(request.headers.get("Host", "")))
         milliseconds = round((time.monotonic() - began) * 1000, 1)

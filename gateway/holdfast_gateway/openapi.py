@@ -21,14 +21,12 @@ _NAMES: Final = {
 _LABEL: Final = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 
-def document(routes: Iterable[Route], ones: tuple[str, ...]) -> dict[str, Any]:
-    """`ones`: the paths of one session. What the API server serves of them (`/apis/…`) it describes
-    in its own way."""
+def document(routes: Iterable[Route], one: str) -> dict[str, Any]:
+    """`one`: the path of one session."""
     paths: dict[str, dict[str, Any]] = {}
-    own = tuple(one for one in ones if one.startswith(f"{API}/"))
     for route in routes:
-        for path in route.paths(own):
-            paths.setdefault(path, {})[route.method.lower()] = _operation(route, path)
+        path = route.at(one)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, path)
     return {
         "openapi": "3.1.0",
         "info": {

@@ -75,10 +75,8 @@ class Route:
     upgrades: bool = False
     """To a WebSocket, if asked."""
 
-    def paths(self, ones: tuple[str, ...]) -> list[str]:
-        if self.path.startswith("/"):
-            return [self.path]
-        return [f"{one}/{self.path}".rstrip("/") for one in ones]
+    def at(self, one: str) -> str:
+        return self.path if self.path.startswith("/") else f"{one}/{self.path}".rstrip("/")
 
 
 def answer(body: dict[str, Any], status: int = 200) -> web.Response:

@@ -121,7 +121,7 @@ def test_it_is_finished_when_the_last_byte_was_told() -> None:
 
 
 def test_news_cannot_pass_for_something_else() -> None:
-    odd = [{"kind": "output"}, {"kind": "a\ndata: x"}, {"kind": 5}, {}]
+    odd: list[dict[str, Any]] = [{"kind": "output"}, {"kind": "a\ndata: x"}, {"kind": 5}, {}]
     assert told(Events(), *(Control(body) for body in odd)) == []
     assert told(Events(), Control({"kind": "moving"})) == [("moving", {"kind": "moving"}, "")]
 

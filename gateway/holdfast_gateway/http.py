@@ -14,10 +14,11 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from holdfast_gateway import acting, fields, log, openapi, reading, streaming
+from holdfast_gateway import acting, fields, log, mcp_server, openapi, reading, streaming
 from holdfast_gateway.assets import Assets, security_headers
 from holdfast_gateway.backend import Backend
 from holdfast_gateway.door import Door
+from holdfast_gateway.mcp_server import Mcp
 from holdfast_gateway.routes import ONE, Call, Route, Serving, Streams, answer
 from holdfast_wire.errors import BadRequest, HoldfastError, Internal, NotFound, TooLarge
 
@@ -38,12 +39,15 @@ class Http:
         one: str = ONE,
         more: Sequence[web.RouteDef] = (),
         outer: Sequence[Middleware] = (),
+        *,
+        mcp: bool = False,
     ) -> None:
         """`one`: the path of one session; with `{namespace}` in it, where there are some. `more`:
-        routes beside these. `outer`: what every answer passes last."""
+        routes beside these. `outer`: what every answer passes last. `mcp`: with `/mcp`."""
         self._door, self._assets, self._one = door, assets, one
         self._serving = Serving(sessions, poke, Streams())
         self._more, self._outer = more, outer
+        self._mcp = Mcp(door, sessions) if mcp else None
         self._document = openapi.document(ROUTES, one)
 
     def application(self) -> web.Application:
@@ -55,10 +59,13 @@ class Http:
                 *self._more,
                 web.get("/healthz", self._health),
                 web.get(openapi.PATH, self._described),
-                web.get("/{path:(?!apis?(?:/|$)).*}", self._asset),
+                web.get("/{path:(?!(?:apis?|mcp)(?:/|$)).*}", self._asset),
             ]
         )
         app.on_shutdown.append(self._close_streams)
+        if self._mcp is not None:
+            app.router.add_post(mcp_server.PATH, self._mcp.handle)
+            app.on_shutdown.append(self._mcp.close)
         return app
 
     @web.middleware

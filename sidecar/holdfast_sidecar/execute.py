@@ -17,7 +17,7 @@ from holdfast_sidecar import shell, snapshot
 from holdfast_sidecar.ghostty import Terminal
 from holdfast_sidecar.session import Session
 from holdfast_sidecar.state import Activity, Graph, Observation
-from holdfast_wire.errors import BadRequest, Busy, TooLarge
+from holdfast_wire.errors import BadRequest, Busy, StillRunning, TooLarge
 from holdfast_wire.ids import Actor
 
 NOTHING: Final = Graph((), 0, echo=True, canonical=True, icrnl=True, command_pid=0, tty="")
@@ -51,15 +51,21 @@ class Jobs:
         work = asyncio.ensure_future(self._run(actor, modality, command, key))
         if key:
             self._results[actor, key] = work
+            work.add_done_callback(lambda done: self._forget_refused(actor, key, done))
             while len(self._results) > _REMEMBERED:
                 self._results.popitem(last=False)
         try:
             return await asyncio.wait_for(asyncio.shield(work), seconds)
         except TimeoutError:
-            raise Busy(
+            raise StillRunning(
                 f"the command is still running after {seconds:g} seconds",
                 "it goes on; look with `holdfast screen`, or interrupt it",
             ) from None
+
+    def _forget_refused(self, actor: Actor, key: bytes, done: asyncio.Future[Result]) -> None:
+        """What was not begun may be asked for again."""
+        if (done.cancelled() or done.exception()) and self._results.get((actor, key)) is done:
+            del self._results[actor, key]
 
     async def _run(self, actor: Actor, modality: str, command: str, key: bytes) -> Result:
         if self._turn.locked():

@@ -97,8 +97,9 @@ class Jobs:
         return await done
 
     async def _follow(self, job: str, start: int) -> Result:
-        """Waits for the mark after the command, or for the prompt to come back without it."""
-        quiet = False
+        """Waits for the mark after the command, or for the prompt to come back without it: seen at
+        one look, and nothing more came until the next. The mark may come while we look."""
+        quiet = at_prompt = False
         while True:
             ring = self._session.ring
             begin = max(start, ring.oldest)
@@ -109,9 +110,10 @@ class Jobs:
             if self._session.exit is not None:
                 code = self._session.exit.code
                 return await self._result(begin, ring.head, code, lost=begin > start)
-            if quiet and (await self._observe()).activity is Activity.PROMPT:
+            if quiet and at_prompt:
                 # Interrupted, or a syntax error that made the shell drop the rest.
                 return await self._result(begin, ring.head, None, lost=begin > start)
+            at_prompt = quiet and (await self._observe()).activity is Activity.PROMPT
             try:
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._session.more_output()

@@ -16,7 +16,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from gateway_kit import OWN, Answer, Place
-from holdfast_gateway import mcp_server
+from holdfast_gateway import asgi, mcp_server
 from holdfast_gateway.assets import Assets
 from holdfast_gateway.auth import Caller, Modality
 from holdfast_gateway.http import Http
@@ -48,7 +48,7 @@ async def call(client: Client, name: str, **arguments: Any) -> dict[str, Any]:
 async def refused(client: Client, name: str, arguments: dict[str, Any]) -> dict[str, str]:
     result = await client.call_tool(name, arguments)
     assert result.is_error
-    error: dict[str, str] = result.structured_content["error"]  # type: ignore[index]
+    error: dict[str, str] = result.structured_content["error"]
     assert result.content[0].text.startswith(f"{error['code']}: ")  # type: ignore[union-attr]
     return error
 
@@ -60,7 +60,7 @@ async def test_an_agent_finds_its_way(served: Place, mode: str) -> None:
         assert list(tools) == [tool.name for tool in TOOLS]
         assert "take_turn" in (client.instructions or "")
         listed = await client.call_tool("list_sessions", {})
-        assert [one["session"] for one in listed.structured_content["sessions"]] == ["build"]  # type: ignore[index]
+        assert [one["session"] for one in listed.structured_content["sessions"]] == ["build"]
         ran = await call(client, "run", command="echo hello from $((40+2)); (exit 3)")
         assert (ran["status"], ran["exit_code"]) == ("finished", 3)
         assert ran["output"] == "hello from 42"
@@ -236,7 +236,7 @@ async def test_every_request_is_its_own_caller_s_and_no_token_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[Any] = []
-    respond = mcp_server.asgi.respond
+    respond = asgi.respond
 
     async def recorded(application: Any, request: web.Request, state: dict[str, Any]) -> Any:
         async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -245,7 +245,7 @@ async def test_every_request_is_its_own_caller_s_and_no_token_goes_on(
 
         return await respond(app, request, state)
 
-    monkeypatch.setattr(mcp_server.asgi, "respond", recorded)
+    monkeypatch.setattr(asgi, "respond", recorded)
     backend = Backend()
     async with gateway(backend) as client:
         for who in ("ana", "bea", "ana"):

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import httpx2
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
@@ -212,21 +212,34 @@ class Backend:
     def __init__(self) -> None:
         self.callers: list[Caller] = []
         self.arrived = asyncio.Semaphore(0)
+        self.cancelled = asyncio.Event()
         self.held: asyncio.Event | None = None
 
     async def list(self, caller: Caller) -> list[dict[str, Any]]:
         self.callers.append(caller)
         self.arrived.release()
         if self.held is not None:
-            await self.held.wait()
+            try:
+                await self.held.wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
         return []
 
 
 @asynccontextmanager
-async def gateway(backend: Backend) -> AsyncIterator[TestClient[web.Request, web.Application]]:
+async def gateway(backend: Backend) -> AsyncIterator[aiohttp.ClientSession]:
+    """Served as in production: a test server of aiohttp's would cancel what nobody waits for."""
     made = Http(Doors(), backend, Assets(), lambda: None, mcp=True)  # type: ignore[arg-type]
-    async with TestClient(TestServer(made.application())) as client:
-        yield client
+    runner = web.AppRunner(made.application(), access_log=None, shutdown_timeout=1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with aiohttp.ClientSession(base, trust_env=False) as client:
+            yield client
+    finally:
+        await runner.cleanup()
 
 
 CALL = {**LIST, "method": "tools/call", "params": {"name": "list_sessions", "arguments": {}}}
@@ -284,3 +297,31 @@ async def test_requests_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         backend.held.set()
         assert [await one for one in (*waiting, other)] == [200, 200, 200]
         assert await ask("ana") == 200
+
+
+MODERN = "2026-07-28"
+META = {
+    "io.modelcontextprotocol/protocolVersion": MODERN,
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+
+
+@pytest.mark.parametrize("modern", [True, False], ids=["modern", "legacy"])
+async def test_who_hangs_up_waits_for_nothing_any_more(modern: bool) -> None:
+    backend = Backend()
+    backend.held = asyncio.Event()
+    headers = {**HEADERS, "Authorization": "Bearer secret-of-ana"}
+    body: dict[str, Any] = CALL
+    if modern:
+        names = {"Mcp-Method": "tools/call", "Mcp-Name": "list_sessions"}
+        headers |= {"MCP-Protocol-Version": MODERN, **names}
+        body = {**CALL, "params": {"name": "list_sessions", "arguments": {}, "_meta": META}}
+    async with gateway(backend) as client:
+        asking = asyncio.create_task(client.post(PATH, json=body, headers=headers))
+        await backend.arrived.acquire()
+        await asyncio.sleep(0)
+        if asking.done():  # the older revision begins its answer at once
+            asking.result().close()
+        asking.cancel()
+        async with asyncio.timeout(10):
+            await backend.cancelled.wait()

@@ -108,7 +108,7 @@ async def _interrupt(session: Session, given: Given) -> dict[str, Any]:
 
 async def _wait_for(session: Session, given: Given) -> dict[str, Any]:
     wanted = _STATES[given["state"]]
-    met, state = await session.until(
+    met, state = await session.wait(
         lambda seen: not wanted or seen["activity"] in wanted,
         given["timeout"],
         given.get("text", ""),

@@ -1,6 +1,5 @@
 """Waits for what a session does, and commands whose end is waited for: for callers who can only
-ask (MCP). Every look is a request of its own, so that it is asked each time whether the caller may.
-"""
+ask (MCP)."""
 
 from __future__ import annotations
 
@@ -44,6 +43,19 @@ class Session:
             found: State = (await self.sessions.describe(self.name, self.caller))["state"]
             return found
 
+    async def wait(
+        self, done: Callable[[State], bool], seconds: float, text: str
+    ) -> tuple[bool, State]:
+        """As `until`, for long: while the caller may, and is who he was."""
+        met, state = await self.until(done, 0.0, text)
+        if met or state["activity"] == "ended" or seconds == 0:
+            return met, state
+
+        async def work() -> tuple[bool, State]:
+            return await self.until(done, seconds, text)
+
+        return await while_allowed(self.sessions, self.name, self.caller, Act.STREAM, work)
+
     async def until(
         self, done: Callable[[State], bool], seconds: float, text: str = ""
     ) -> tuple[bool, State]:
@@ -63,7 +75,7 @@ class Session:
         return text in str((await self.ask("screen"))["text"])
 
     async def run(self, command: str, seconds: float, prompt_seconds: float, key: str) -> State:
-        """Once the shell is at its prompt; see `Outcome`."""
+        """Once the shell is at its prompt. With a `status`: how far it came."""
 
         async def work() -> State:
             return await self._run(command, seconds, prompt_seconds, key)

@@ -30,7 +30,7 @@ _LOOK_SECONDS: Final = 0.25
 Result = dict[str, Any]
 
 
-class Jobs:
+class Commands:
     def __init__(self, session: Session, observe: Callable[[], Awaitable[Observation]]) -> None:
         self._session, self._observe = session, observe
         self._results: OrderedDict[tuple[Actor, bytes], asyncio.Future[Result]] = OrderedDict()

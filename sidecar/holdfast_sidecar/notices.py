@@ -23,7 +23,8 @@ from holdfast_sidecar.state import Activity, observe
 
 # What waits to be said. Of more only the last are: the journal has all.
 _MOST: Final = 16
-_LOOK_SECONDS: Final = 0.3
+# Between looks whether it can be said now: somebody may be in an editor for hours.
+_LOOK_SECONDS: Final = (0.05, 1.0)
 _AUTOWRAP, _ORIGIN, _SYNCHRONIZED, _MARGINS = 7, 6, 2026, 69
 _INSERT: Final = 4  # an ANSI mode, as the numbers above are DEC's
 
@@ -129,19 +130,22 @@ class Notices:
         self._some.set()
 
     async def run(self) -> None:
+        pause, longest = _LOOK_SECONDS
         while True:
-            await self._some.wait()
-            with contextlib.suppress(HoldError):
-                if await self._say_one():
-                    continue
             if not self._waiting:
                 self._some.clear()
-                continue
-            await asyncio.sleep(_LOOK_SECONDS)
+                await self._some.wait()
+                pause = _LOOK_SECONDS[0]
+            said = False
+            with contextlib.suppress(HoldError):
+                said = await self._say_one()
+            if not said:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, longest)
 
     async def _say_one(self) -> bool:
         session = self._session
-        if not self._waiting or not self._may():
+        if not self._may():
             return False
         head = session.ring.head
         if not await self._awaited():

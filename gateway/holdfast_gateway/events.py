@@ -138,6 +138,11 @@ class _Stream:
             raise _Over from None
 
 
+def wants_events(request: web.Request) -> bool:
+    accepted = request.headers.get("Accept", "")
+    return any(part.split(";")[0].strip().lower() == MEDIA for part in accepted.split(","))
+
+
 async def follow(call: Call) -> web.StreamResponse:
     stream = _Stream(call, resume_of(call.request.headers.get("Last-Event-ID")))
     log.info("client_attached", session=call.name, by=MEDIA, **call.caller.to_json())

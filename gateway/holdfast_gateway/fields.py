@@ -31,6 +31,8 @@ class Kind(StrEnum):
     COUNT = "integer"
     NUMBER = "number"
     FLAG = "boolean"
+    TEXTS = "array"
+    TABLE = "object"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,10 @@ class Field:
             "maxLength": self.longest,
             "pattern": self.pattern,
         }
+        if self.kind is Kind.TEXTS:
+            told |= {"items": {"type": "string"}, "minItems": 1}
+        if self.kind is Kind.TABLE:
+            told |= {"additionalProperties": {"type": "string"}}
         return {key: value for key, value in told.items() if value is not None}
 
     def checked(self, value: object) -> Any:
@@ -75,6 +81,14 @@ class Field:
                 return self._number(int(value) if whole else value, int)  # type: ignore[call-overload]
             case Kind.NUMBER:
                 return self._number(value, (int, float))
+            case Kind.TEXTS:
+                if not isinstance(value, list) or not value:
+                    raise self._wrong("a list of texts")
+                return [self._text(one) for one in value]
+            case Kind.TABLE:
+                if not isinstance(value, dict):
+                    raise self._wrong("an object of texts")
+                return {str(name): self._text(one) for name, one in value.items()}
 
     def _text(self, value: object) -> str:
         if not isinstance(value, str) or any("\ud800" <= c <= "\udfff" for c in value):
@@ -103,6 +117,8 @@ class Field:
                 return self.checked(text)
             case Kind.FLAG:
                 return self.checked({"true": True, "false": False}.get(text))
+            case Kind.TEXTS | Kind.TABLE:
+                raise self._wrong("in a body")
             case Kind.COUNT | Kind.NUMBER:
                 if not _NUMBER.fullmatch(text):
                     raise self._wrong("a number")

@@ -14,7 +14,16 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from holdfast_gateway import acting, fields, log, mcp_server, openapi, reading, streaming
+from holdfast_gateway import (
+    acting,
+    fields,
+    job_routes,
+    log,
+    mcp_server,
+    openapi,
+    reading,
+    streaming,
+)
 from holdfast_gateway.assets import Assets, security_headers
 from holdfast_gateway.backend import Backend
 from holdfast_gateway.door import Door
@@ -23,7 +32,12 @@ from holdfast_gateway.routes import ONE, Call, Route, Serving, Streams, answer
 from holdfast_wire.errors import BadRequest, HoldfastError, Internal, NotFound, TooLarge
 
 BODY_LIMIT: Final = 1 << 20
-ROUTES: Final[tuple[Route, ...]] = (*reading.ROUTES, *acting.ROUTES, *streaming.ROUTES)
+ROUTES: Final[tuple[Route, ...]] = (
+    *reading.ROUTES,
+    *acting.ROUTES,
+    *job_routes.ROUTES,
+    *streaming.ROUTES,
+)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _WHERE: Final = f"{openapi.PATH} lists what there is"

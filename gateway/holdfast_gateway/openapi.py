@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from holdfast_gateway import __version__, schemas
+from holdfast_gateway import __version__, job_schemas, schemas
 from holdfast_gateway.fields import Field, schema_of
 from holdfast_gateway.routes import API, JSON, Route
 
@@ -39,7 +39,7 @@ def document(routes: Iterable[Route], one: str) -> dict[str, Any]:
         "security": [{"token": []}],
         "paths": paths,
         "components": {
-            "schemas": schemas.COMPONENTS,
+            "schemas": {**schemas.COMPONENTS, **job_schemas.COMPONENTS},
             "responses": {
                 "Error": {
                     "description": "What went wrong, and what to do.",

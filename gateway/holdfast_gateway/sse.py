@@ -110,7 +110,7 @@ class Events:
 
     def _output(self, seq: int, data: bytes) -> Iterator[bytes]:
         seq, data = seq - len(self._held), self._held + data
-        body, self._held = _said(data)
+        body, self._held = said(data)
         told = len(data) - len(self._held)
         if told:
             self._seq = seq + told
@@ -125,7 +125,7 @@ class Events:
 
     def _snapshot(self, frame: Snapshot) -> bytes:
         last = bool(frame.part & Part.LAST)
-        body, rest = _said(frame.data)
+        body, rest = said(frame.data)
         if rest:  # its parts are cut anywhere, and each is told of by itself
             body = _encoded(frame.data)
         if last:
@@ -146,7 +146,7 @@ class Events:
         return f"{self._seq}@{self._id}"
 
 
-def _said(data: bytes) -> tuple[dict[str, str], bytes]:
+def said(data: bytes) -> tuple[dict[str, str], bytes]:
     """As text, and the rest that is not a whole character yet; or all of it in base64."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:

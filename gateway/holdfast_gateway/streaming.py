@@ -23,8 +23,7 @@ def upgrade_asked(request: web.Request) -> bool:
 async def _stream(call: Call) -> web.StreamResponse:
     if upgrade_asked(call.request):
         return await _socket(call)
-    accepted = call.request.headers.get("Accept", "")
-    if any(part.split(";")[0].strip().lower() == events.MEDIA for part in accepted.split(",")):
+    if events.wants_events(call.request):
         return await events.follow(call)
     raise BadRequest(
         "this route is a stream", f"ask for a WebSocket, or send 'Accept: {events.MEDIA}'"

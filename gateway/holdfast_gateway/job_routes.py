@@ -14,9 +14,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from holdfast_gateway import fields, job_schemas, schemas
-from holdfast_gateway.backend import REQUEST_SECONDS
+from holdfast_gateway.backend import REQUEST_SECONDS, Act
 from holdfast_gateway.events import MEDIA, wants_events
 from holdfast_gateway.fields import Field, Kind
+from holdfast_gateway.guard import while_allowed
 from holdfast_gateway.routes import JSON, Call, Route, answer
 from holdfast_gateway.sse import KEEP_ALIVE, event, problem, said
 from holdfast_wire.errors import BadRequest, HoldfastError, Retry
@@ -77,7 +78,14 @@ def _id(call: Call) -> str:
 
 async def _asked(call: Call, given: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     seconds = REQUEST_SECONDS + float(given["wait"])
-    told = await call.ask("job_output", {"job": _id(call), **given}, seconds=seconds)
+
+    async def work() -> dict[str, Any]:
+        return await call.ask("job_output", {"job": _id(call), **given}, seconds=seconds)
+
+    if not given["wait"]:
+        told = await work()
+    else:  # who may not any more hears so at once
+        told = await while_allowed(call.serving.sessions, call.name, call.caller, Act.STREAM, work)
     return told, base64.b64decode(told.pop("base64"))
 
 

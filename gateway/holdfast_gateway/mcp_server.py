@@ -1,4 +1,5 @@
-"""MCP at `/mcp`: Streamable HTTP by the official SDK, over the tools of mcp_tools.py.
+"""MCP at `/mcp`: Streamable HTTP by the official SDK, over the tools of mcp_tools.py
+and mcp_jobs.py.
 
 Each request stands for itself: it is authenticated as any other of the gateway's is, and there are
 no MCP sessions. So any replica answers any request, there is no session id that another caller
@@ -19,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
-from holdfast_gateway import __version__, asgi, fields, log, schemas
+from holdfast_gateway import __version__, asgi, fields, log, mcp_jobs, mcp_tools, schemas
 from holdfast_gateway.auth import Caller, Modality
 from holdfast_gateway.backend import Backend
 from holdfast_gateway.door import Door
-from holdfast_gateway.mcp_tools import INSTRUCTIONS, TOOLS, Tool
+from holdfast_gateway.mcp_tools import INSTRUCTIONS, Tool
 from holdfast_gateway.waiting import Session
 from holdfast_wire.errors import BadRequest, HoldfastError, Internal, Unavailable, Unsupported
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     )
 
 PATH: Final = "/mcp"
+TOOLS: Final[tuple[Tool, ...]] = (*mcp_tools.TOOLS, *mcp_jobs.TOOLS)
 # Of requests at once; a call that waits takes one. More are told to try again.
 MOST: Final = 256
 MOST_OF_ONE: Final = 32

@@ -8,8 +8,7 @@ from pathlib import Path
 from holdfast_gateway import metrics
 from holdfast_gateway.cluster_settings import Settings
 from holdfast_gateway.http import ROUTES
-from holdfast_gateway.mcp_server import MOST, MOST_OF_ONE
-from holdfast_gateway.mcp_tools import TOOLS
+from holdfast_gateway.mcp_server import MOST, MOST_OF_ONE, TOOLS
 from holdfast_wire.errors import BY_CODE
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -20,7 +20,7 @@ from holdfast_gateway import asgi, mcp_server
 from holdfast_gateway.assets import Assets
 from holdfast_gateway.auth import Caller, Modality
 from holdfast_gateway.http import Http
-from holdfast_gateway.mcp_tools import TOOLS
+from holdfast_gateway.mcp_server import TOOLS
 from holdfast_wire.errors import Unauthenticated
 from holdfast_wire.ids import Actor
 from sidecar_kit import Client as Frames
@@ -78,7 +78,8 @@ async def test_an_agent_finds_its_way(served: Place, mode: str) -> None:
 async def test_hints_say_what_only_looks(served: Place) -> None:
     async with agent(served) as client:
         for tool in (await client.list_tools()).tools:
-            reads = tool.name in ("list_sessions", "observe", "wait_for")
+            looks = ("list_sessions", "observe", "wait_for", "get_job", "list_jobs")
+            reads = tool.name in looks
             assert tool.annotations is not None
             assert tool.annotations.read_only_hint is reads
             assert tool.output_schema is not None
@@ -132,6 +133,39 @@ async def test_ports_and_processes_in_one_call(served: Place) -> None:
         assert port["pid"] in [one["pid"] for one in seen["processes"]]
         assert seen["state"]["activity"] == "prompt"
         await call(client, "run", command="kill %1; wait")
+
+
+async def test_a_job_disturbs_nobody_and_is_followed(served: Place) -> None:
+    async with agent(served) as client:
+        await call(client, "send_keys", text="half typ")
+        command = "echo begun; sleep 0.3; echo done; exit 4"
+        started = await call(client, "start_job", command=command, key="job-1")
+        again = await call(client, "start_job", command=command, key="job-1")
+        assert (started["duplicate"], again["duplicate"]) == (False, True)
+        name = started["job"]["id"]
+        early = await call(client, "get_job", job=name, timeout=0)
+        assert not early["complete"]
+        told = await call(client, "get_job", job=name, after=early["next"])
+        assert early["output"] + told["output"] == "begun\ndone\n"
+        assert (told["complete"], told["job"]["exit"]["code"]) == (True, 4)
+        assert name in [one["id"] for one in (await call(client, "list_jobs"))["jobs"]]
+        screen = (await call(client, "observe"))["screen"]
+        assert screen.rstrip().endswith("half typ"), "the line that is being typed is whole"
+        await call(client, "interrupt")
+
+
+async def test_a_job_is_ended_by_a_signal(served: Place) -> None:
+    async with agent(served) as client:
+        name = (await call(client, "start_job", command="sleep 600"))["job"]["id"]
+        for _ in range(200):
+            if (await call(client, "get_job", job=name, timeout=0))["job"]["state"] == "running":
+                break
+            await asyncio.sleep(0.02)
+        await call(client, "signal_job", job=name)
+        told = await call(client, "get_job", job=name)
+        assert told["job"]["exit"] == {"code": None, "signal": 15}
+        missing = await refused(client, "get_job", {"session": "build", "job": "none"})
+        assert missing["code"] == "not_found"
 
 
 async def test_errors_say_what_to_do(served: Place) -> None:

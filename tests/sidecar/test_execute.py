@@ -41,6 +41,6 @@ async def test_a_mark_that_comes_while_we_look_counts() -> None:
     session: Any = SimpleNamespace(
         ring=ring, exit=None, parked=False, size=(80, 24), more_output=silence
     )
-    result = await execute.Jobs(session, observe)._follow("j", 0)
+    result = await execute.Commands(session, observe)._follow("j", 0)
     assert looks == 1
     assert (result["exit_code"], result["output"]) == (3, "hello")

@@ -147,7 +147,7 @@ async def test_who_does_not_read_gets_a_gap_and_a_fresh_screen(place: Place) -> 
     place.start()
     async with viewer(place) as slow:
         await slow.until(lambda: "snapshot" in slow.kinds)
-        typed(place, "head -c 24000000 /dev/zero | tr '\\0' x; echo; echo en''d\r")
+        typed(place, "head -c 16000000 /dev/zero | tr '\\0' x; echo; echo en''d\r")
         screen = "/api/v1/sessions/build/screen"
         until(lambda: b"\nend\n" in place.get(screen).body, "the flood to be over")
         await slow.until(lambda: "gap" in slow.kinds)

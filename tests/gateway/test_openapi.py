@@ -99,7 +99,7 @@ def test_it_holds_for_what_is_allowed_and_for_what_is_not(
     named = {"path_parameters": fixed} if "{name}" in path else {}
 
     @settings(
-        max_examples=8,
+        max_examples=5,
         deadline=None,
         derandomize=True,
         database=None,

@@ -56,16 +56,22 @@ int jobs_make(void)
     return -1;
 }
 
-/* By its name first, which is read without touching it: what else may be there could block. */
+/* Whatever the session may have put there is first held without opening it, which could block, and
+ * then known by its name. */
 int jobs_find(pid_t keeper)
 {
     static const char wanted[] = "/memfd:" JOBS_NAME " (deleted)";
     char path[64], name[sizeof wanted + 1];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", keeper, JOBS_FD);
-    ssize_t length = readlink(path, name, sizeof name);
-    if (length != (ssize_t)sizeof wanted - 1 || memcmp(name, wanted, sizeof wanted - 1) != 0)
+    int held = open(path, O_PATH | O_CLOEXEC), file = -1;
+    if (held < 0)
         return -1;
-    return open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", held);
+    ssize_t length = readlink(path, name, sizeof name);
+    if (length == (ssize_t)sizeof wanted - 1 && memcmp(name, wanted, sizeof wanted - 1) == 0)
+        file = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    close(held);
+    return file;
 }
 
 static off_t slot_at(int i)

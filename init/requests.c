@@ -11,6 +11,7 @@
 #include "freeze.h"
 #include "graph.h"
 #include "hold.h"
+#include "jobs.h"
 #include "json.h"
 
 static const char NOT_STARTED[] = "the command was not started yet; ask start first";
@@ -158,6 +159,8 @@ static void on_collected(struct session *s, struct connection *c)
 /* The file in which jobs are asked for, and told of: the keeper's, which alone acts on it. */
 static void on_jobs(struct session *s, struct connection *c)
 {
+    if (s->started.jobs < 0)
+        s->started.jobs = jobs_find(s->started.keeper);     /* it may not have been ready then */
     if (s->started.jobs < 0)
         answer_error(c, "no_jobs", "this session's keeper runs no jobs; it was begun by an older hold");
     else

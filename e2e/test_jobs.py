@@ -92,6 +92,7 @@ def test_a_job_beside_a_half_typed_line_goes_through_a_drain(lab: Lab) -> None:
         drain.succeeds()
 
     after = until(lambda: _there(jobs, job), "the gateway to serve it where it is now")
+    assert after is not None
     assert (after["state"], after["pid"]) == ("running", running["pid"])
     duplicate = jobs.post(asked)
     assert (duplicate["duplicate"], duplicate["id"]) == (True, job)

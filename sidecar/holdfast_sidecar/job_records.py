@@ -117,6 +117,8 @@ def save(folder: Path, job: Job, output: bytes = b"") -> None:
 
 def load(folder: Path) -> list[Job]:
     """Oldest first. One that cannot be read is left out: its job may run, but nobody's it is."""
+    for left in folder.glob(f"{PREFIX}*.new"):  # by a kill
+        left.unlink()
     found = []
     for name in files(folder):
         with (folder / name).open("rb") as file:

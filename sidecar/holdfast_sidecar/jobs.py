@@ -290,6 +290,7 @@ class Jobs:
         if job.state is State.ENDED:
             self._journal("job_ended", job, code=job.code, signal=job.signal, error=job.error)
             self._notice(f"{job.actor}: ", job.title, f" {job.how()}")
+            self._keep(job)  # told once, though its output may go on
 
     def _take(self, job: Job, index: int) -> None:
         """Its output is ours from here on, and its slot another's."""

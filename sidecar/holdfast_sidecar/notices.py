@@ -147,13 +147,18 @@ class Notices:
         session = self._session
         if not self._may():
             return False
-        head = session.ring.head
+        head, size = session.ring.head, session.size
         if not await self._awaited():
             return False
         first = self._waiting[0]
-        data = await session.emulator.call(lambda terminal, _seq: paint(terminal, first), head)
+
+        def painted(terminal: Terminal, _seq: int) -> bytes | None:
+            return paint(terminal, first) if size == (terminal.columns, terminal.rows) else None
+
+        data = await session.emulator.call(painted, head)
         # What was printed meanwhile is not in what was computed.
-        if data is None or session.ring.head != head or not self._may():
+        same = (session.ring.head, session.size) == (head, size)
+        if data is None or not same or not self._may():
             return False
         if self._waiting[0] is first:  # else it was one too many meanwhile
             self._waiting.popleft()

@@ -103,6 +103,22 @@ def test_a_kill_at_any_moment_loses_and_doubles_none(live: Live) -> None:
     assert len(lines) == len(set(lines)) == 4
 
 
+def test_its_end_is_told_once_and_what_it_left_behind_prints_on(live: Live) -> None:
+    go = live.folder / "go"
+    script = f"(until test -e {go}; do sleep 0.02; done; echo late) & exit 5"
+    with live.client() as client:
+        job = run(client, script)["id"]
+        until(lambda: client.ask("job_get", job=job)["job"]["state"] == "ended", "its end")
+    live.kill_sidecar()
+    live.start_sidecar()
+    with live.client() as client:
+        go.touch()
+        data, told = whole(client, job)
+        assert (data, told["exit"]["code"]) == (b"late\n", 5)
+        records = client.ask("journal")["records"]
+        assert [r["kind"] for r in records if r.get("job") == job] == ["job", "job_ended"]
+
+
 def test_it_is_where_the_shell_is_and_not_in_its_way(live: Live) -> None:
     with live.attached() as client:
         client.typed(b"cd /usr; cat\r")

@@ -16,6 +16,7 @@ from aiohttp.typedefs import Middleware
 
 from holdfast_gateway import (
     acting,
+    api_page,
     fields,
     job_routes,
     log,
@@ -73,6 +74,7 @@ class Http:
                 *self._more,
                 web.get("/healthz", self._health),
                 web.get(openapi.PATH, self._described),
+                web.get(api_page.PATH, self._explained),
                 web.get("/{path:(?!(?:apis?|mcp)(?:/|$)).*}", self._asset),
             ]
         )
@@ -127,6 +129,9 @@ class Http:
 
     async def _described(self, _: web.Request) -> web.Response:
         return answer(self._document)
+
+    async def _explained(self, _: web.Request) -> web.Response:
+        return web.Response(text=api_page.page(self._document), content_type="text/html")
 
     async def _asset(self, request: web.Request) -> web.Response:
         return self._assets.answer(request)

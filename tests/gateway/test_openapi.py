@@ -3,6 +3,7 @@ and with what it does not (schemathesis)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from schemathesis import GenerationMode
 
 import gateway_kit
 from gateway_kit import Place, until
-from holdfast_gateway import cluster_http
+from holdfast_gateway import api_page, cluster_http
 from holdfast_gateway.assets import Assets
 from holdfast_gateway.door import TokenDoor
 from holdfast_gateway.fields import Given
@@ -72,8 +73,18 @@ def test_what_is_served_is_described(one: str, place: Place) -> None:
         for path, methods in document(ROUTES, one)["paths"].items()
         for method in methods
     }
-    assert served - told == {("get", PATH), ("head", PATH)}
+    beside = {path for _, path in served - told}
+    assert beside == {PATH, api_page.PATH}
     assert told <= served
+
+
+def test_the_page_tells_of_all_of_it(place: Place) -> None:
+    page = place.get(api_page.PATH, token=None)
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    text = page.body.decode()
+    assert all(f"{route.method} {route.at(ONE)}</code>" in text for route in ROUTES)
+    named = re.findall(r"href='#(\w+)'", text)
+    assert set(named) <= set(re.findall(r"id='(\w+)'", text))
 
 
 def _operations() -> list[tuple[Route, GenerationMode]]:

@@ -4,6 +4,7 @@ ask (MCP)."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,7 +12,7 @@ from typing import Any, Final
 from holdfast_gateway.auth import Caller
 from holdfast_gateway.backend import REQUEST_SECONDS, Act, Backend
 from holdfast_gateway.guard import while_allowed
-from holdfast_wire.errors import Busy, Ended, StillRunning
+from holdfast_wire.errors import Busy, Ended, Retry, StillRunning
 
 _LOOK_SECONDS: Final = 0.25
 # The sidecar keeps the command's own time limit; we only outwait it.
@@ -94,9 +95,9 @@ class Session:
             except Busy:  # not begun
                 left = min(prompt_by, deadline) - loop.time()
                 ready, state = await self.until(_at_prompt, max(0.0, left))
-                if not ready:
+                if not ready or left <= 0:
                     return {"status": "not_started", "state": state}
-                await asyncio.sleep(_LOOK_SECONDS)  # it may be another command's moment between
+                await asyncio.sleep(_LOOK_SECONDS)  # at its prompt, but another's command ends
 
     async def _exec(self, body: dict[str, Any], seconds: float) -> State:
         asked = {**body, "timeout": seconds}
@@ -104,11 +105,13 @@ class Session:
         try:
             seen = 0
             while not (await asyncio.wait({task}, timeout=_LOOK_SECONDS))[0]:
-                state = await self.state()
-                seen = seen + 1 if state["activity"] in _WAITING else 0
-                if seen > 1:
-                    return {"status": "waiting_for_input", "state": state}
-            return {"status": "finished", "state": await self.state(), **task.result()}
+                with contextlib.suppress(Retry):  # a session that moves; its command goes along
+                    state = await self.state()
+                    seen = seen + 1 if state["activity"] in _WAITING else 0
+                    if seen > 1:
+                        return {"status": "waiting_for_input", "state": state}
+            result = task.result()
+            return {"status": "finished", "state": await self.state(), **result}
         finally:
             if not task.done():
                 task.cancel()

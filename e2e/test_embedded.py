@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from e2e import engine_kit as kit
 from e2e.cluster.places import REPOSITORY
 from holdfast.paths import SessionFolder, session_names
 from holdfast.sessions import sidecar_pid
+from sidecar_kit import Client
 
 if os.geteuid() != 0:
     pytest.skip("needs root", allow_module_level=True)
@@ -182,6 +184,37 @@ def test_a_shell_sleeps_and_wakes(machine: Machine, tmp_path: Path) -> None:
     machine.ok("suspend", "shell")  # and again
     machine.ok("wake", "shell")
     assert "kept" in machine.ok("exec", "shell", "--", "echo $word")
+
+
+def test_a_job_sleeps_and_wakes_with_it(machine: Machine, tmp_path: Path) -> None:
+    machine.start("works")
+    script = "echo begun; until test -e $GO; do sleep 0.05; done; echo $(($(cat)+1))on; exit 3"
+    asked = {"command": script, "key": "once", "env": {"GO": str(tmp_path / "go")}}
+    socket_path = machine.folder("works").path / "sidecar.sock"
+    with Client(socket_path) as client:
+        done = client.ask("job_start", command="echo before; exit 1", key="first")["job"]["id"]
+        job = client.ask("job_start", **asked)["job"]["id"]
+        assert client.ask("job_output", job=job, wait=20)["end"] == len("begun\n")
+        eventually(
+            lambda: client.ask("job_get", job=done)["job"]["output"]["complete"], "the other's end"
+        )
+        pid = client.ask("job_get", job=job)["job"]["pid"]
+    machine.ok("suspend", "works")
+    machine.ok("wake", "works")
+    with Client(socket_path) as client:
+        known = {one["id"]: one for one in client.ask("job_list")["jobs"]}
+        assert (known[job]["state"], known[job]["pid"]) == ("running", pid)
+        assert known[done]["exit"] == {"code": 1, "signal": None}
+        assert client.ask("job_start", **asked)["job"]["id"] == job
+        (tmp_path / "go").touch()
+        eventually(
+            lambda: client.ask("job_get", job=job)["job"]["output"]["complete"], "the job's end"
+        )
+        told = client.ask("job_output", job=job)
+        assert base64.b64decode(told["base64"]) == b"begun\n1on\n"
+        assert told["job"]["exit"] == {"code": 3, "signal": None}
+        assert base64.b64decode(client.ask("job_output", job=done)["base64"]) == b"before\n"
+        assert client.ask("job_start", command="echo more")["job"]["id"] not in known
 
 
 def test_fifty_mebibytes(machine: Machine) -> None:

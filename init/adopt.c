@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "hold.h"
+#include "jobs.h"
 #include "tree.h"
 
 static pid_t keeper;
@@ -57,6 +58,7 @@ const char *adopt(const struct adoption *a, struct started *s)
     s->keeper = a->keeper;
     s->command = a->command;
     s->master = a->master;
+    s->jobs = jobs_find(a->keeper);
     memcpy(s->tty, a->tty, strlen(a->tty) + 1);
     return NULL;
 }

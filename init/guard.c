@@ -2,6 +2,7 @@
  *
  *   hold.c      options, background, namespaces      → guard_run
  *   keeper.c    terminal, keeper, command            → what is guarded (filter.c: what it may not)
+ *   jobs.c      what the keeper runs beside it
  *   adopt.c     the same, restored by someone else
  *   control.c   socket → requests.c → session_*()    → what a peer may ask
  *   freeze.c    stop, continue, end the tree           (tree.c reads it from /proc)
@@ -396,7 +397,7 @@ static bool over(const struct session *s)
 
 int guard_run(const struct options *o)
 {
-    struct session s = {.options = *o, .started = {.master = -1}, .namespaced = getpid() == 1};
+    struct session s = {.options = *o, .started = {.master = -1, .jobs = -1}, .namespaced = getpid() == 1};
     /* As PID 1 it shares its uid with the session, but not its memory and descriptors. */
     if (s.namespaced)
         prctl(PR_SET_DUMPABLE, 0);

@@ -60,6 +60,7 @@ void nonce_forget(void);
 struct started {
     pid_t keeper, command;          /* 0 until then */
     int master;
+    int jobs;                       /* see jobs.h; -1: none */
     char tty[64];
 };
 struct failure {
@@ -67,6 +68,8 @@ struct failure {
     char text[512];
 };
 bool keeper_start(const struct options *o, struct started *s, struct failure *f);
+void die_with_parent(pid_t parent);             /* in a child */
+int exec_error(const char *name, int error);    /* what to say of a failed execvp() */
 
 /* filter.c: of this process and all it starts, for good. 0, or errno. */
 int filter_install(void);

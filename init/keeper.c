@@ -5,8 +5,8 @@
  * The keeper is the root of what a checkpoint dumps. So it is a child subreaper (a daemon that
  * forks twice must not fall out of the tree), holds the terminal's master side (queued terminal
  * data is only saved when both ends are in the tree), and has nothing of the container runtime's
- * stdio. It does nothing but reap, and when the command ends it ends the same way, so hold reads
- * the command's status from the keeper's.
+ * stdio. It does nothing but reap, and start what is asked for in the file of jobs.c; when the
+ * command ends it ends the same way, so hold reads the command's status from the keeper's.
  *
  * Both die when their parent does: without a guard there is no session. But not the keeper of a
  * hold that is PID 1: its end is theirs in any case, and a restored keeper's first parent is the
@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "hold.h"
+#include "jobs.h"
 
 #define CANNOT_FORK "cannot start a process: %s; raise the limit on processes"
 
@@ -69,7 +70,7 @@ static bool open_terminal(const struct options *o, struct started *s, int *slave
 }
 
 /* The check after prctl() closes the gap in which the parent could already have died. */
-static void die_with_parent(pid_t parent)
+void die_with_parent(pid_t parent)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
@@ -90,7 +91,7 @@ static bool exists_on_path(const char *name)
 
 /* execvp() says EACCES when any directory of PATH is closed to us, also for a name that is
  * nowhere to be found; a person who mistyped it should not be sent to look at permissions. */
-static int exec_error(const char *name, int error)
+int exec_error(const char *name, int error)
 {
     bool searched = !strchr(name, '/');
     return error == EACCES && searched && !exists_on_path(name) ? ENOENT : error;
@@ -128,7 +129,8 @@ _Noreturn static void end_like(int status)
     _exit(128 + number);
 }
 
-_Noreturn static void keeper_run(const struct options *o, pid_t hold, int master, int slave, int pipe)
+_Noreturn static void keeper_run(const struct options *o, pid_t hold, const struct started *s,
+                                 int slave, int pipe)
 {
     if (hold != 1)
         die_with_parent(hold);
@@ -147,8 +149,9 @@ _Noreturn static void keeper_run(const struct options *o, pid_t hold, int master
     prctl(PR_SET_NAME, "keeper");
     setsid();
     stdio_to_null();
-    int keep[] = {master, slave, pipe};
-    close_all_but(keep, 3);
+    int jobs = s->jobs < 0 ? -1 : dup3(s->jobs, JOBS_FD, O_CLOEXEC);
+    int keep[] = {s->master, slave, pipe, jobs};
+    close_all_but(keep, jobs < 0 ? 3 : 4);
     int why = o->movable ? filter_install() : 0;
     if (why) {
         report(pipe, FAILED_FILTER, why);
@@ -165,12 +168,7 @@ _Noreturn static void keeper_run(const struct options *o, pid_t hold, int master
     if (chdir("/") < 0) {
         /* Only means that the directory hold was started in stays busy. */
     }
-    for (;;) {
-        int status;
-        pid_t gone = waitpid(-1, &status, 0);
-        if (gone == command)
-            end_like(status);
-    }
+    end_like(jobs_serve(jobs, command));
 }
 
 static bool explain(const struct options *o, const struct report *r, struct failure *f)
@@ -231,12 +229,13 @@ bool keeper_start(const struct options *o, struct started *s, struct failure *f)
         return false;
     if (pipe2(pipe, O_CLOEXEC) < 0)
         return fail(f, 1, "cannot make a pipe: %s; raise the limit on open files", strerror(errno));
+    s->jobs = jobs_make();
     pid_t self = getpid();
     s->keeper = fork();
     if (s->keeper < 0)
         return fail(f, 1, CANNOT_FORK, strerror(errno));
     if (s->keeper == 0)
-        keeper_run(o, self, s->master, slave, pipe[1]);
+        keeper_run(o, self, s, slave, pipe[1]);
     close(slave);
     close(pipe[1]);
     struct report r;

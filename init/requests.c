@@ -11,6 +11,7 @@
 #include "freeze.h"
 #include "graph.h"
 #include "hold.h"
+#include "jobs.h"
 #include "json.h"
 
 static const char NOT_STARTED[] = "the command was not started yet; ask start first";
@@ -155,6 +156,24 @@ static void on_collected(struct session *s, struct connection *c)
     answer_ok(c);
 }
 
+/* The file in which jobs are asked for, and told of: the keeper's, which alone acts on it. */
+static void on_jobs(struct session *s, struct connection *c)
+{
+    if (s->started.jobs < 0)
+        s->started.jobs = jobs_find(s->started.keeper);     /* it may not have been ready then */
+    if (s->started.jobs < 0)
+        answer_error(c, "no_jobs", "this session's keeper runs no jobs; it was begun by an older hold");
+    else
+        connection_send(c, "{\"ok\":true}", strlen("{\"ok\":true}"), s->started.jobs);
+}
+
+static void on_nudge(struct session *s, struct connection *c)
+{
+    if (!s->exited)
+        kill(s->started.keeper, SIGUSR1);
+    answer_ok(c);
+}
+
 static void on_heed(struct session *s, struct connection *c)
 {
     session_heed(s);
@@ -276,7 +295,8 @@ static bool on_adopt(struct session *s, struct connection *c, char *words, int *
 static bool needs_the_tree(const char *verb)
 {
     static const char *const verbs[] = {"master", "outbox",     "freeze",   "thaw",
-                                        "graph",  "foreground", "collected", "heed"};
+                                        "graph",  "foreground", "collected", "heed",
+                                        "jobs",   "nudge"};
     for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++)
         if (strcmp(verb, verbs[i]) == 0)
             return true;
@@ -307,6 +327,10 @@ static bool without_argument(struct session *s, struct connection *c, const char
         on_collected(s, c);
     else if (strcmp(verb, "heed") == 0)
         on_heed(s, c);
+    else if (strcmp(verb, "jobs") == 0)
+        on_jobs(s, c);
+    else if (strcmp(verb, "nudge") == 0)
+        on_nudge(s, c);
     else
         return false;
     return true;
@@ -332,6 +356,6 @@ void request_handle(struct session *s, struct connection *c, char *text, size_t 
     if (!done)
         answer_error(c, "bad_request",
                      "ask: status, start COLSxROWS, master, freeze, thaw, deadline NS, graph, "
-                     "foreground, end MS, heed, signal NAME, outbox, collected, "
+                     "foreground, end MS, heed, signal NAME, outbox, jobs, nudge, collected, "
                      "adopt KEEPER COMMAND TTY");
 }

@@ -18,7 +18,8 @@ from aiohttp import web
 
 from holdfast_gateway import log, runfile
 from holdfast_gateway.assets import Assets
-from holdfast_gateway.http import Http, TokenDoor
+from holdfast_gateway.door import TokenDoor
+from holdfast_gateway.http import Http
 from holdfast_gateway.sessions import Sessions
 from holdfast_gateway.supervise import Supervisor
 from holdfast_wire.errors import AlreadyExists, BadRequest, HoldfastError
@@ -78,7 +79,7 @@ async def _serve(state: Path, host: str, asked: int) -> None:
     if not assets.complete:
         log.warning("page_incomplete", advice="run 'npm ci && node vendor.mjs' in gateway/")
     door = TokenDoor(Actor(getpass.getuser()), token)
-    http = Http(door, Sessions(state, supervisor.poke), assets, supervisor.poke)
+    http = Http(door, Sessions(state, supervisor.poke), assets, supervisor.poke, mcp=True)
     # No access log: it would write whole URLs. http.py logs paths.
     runner = web.AppRunner(http.application(), access_log=None, shutdown_timeout=_STOP_SECONDS)
     await runner.setup()

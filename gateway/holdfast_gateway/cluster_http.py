@@ -18,8 +18,9 @@ from aiohttp import web
 from holdfast_gateway import auth
 from holdfast_gateway.auth import Caller, Modality
 from holdfast_gateway.front import Front
-from holdfast_gateway.http import API, Handler
+from holdfast_gateway.http import Handler
 from holdfast_gateway.reviews import GROUP, Reviews
+from holdfast_gateway.routes import API
 from holdfast_wire.errors import Forbidden, Unauthenticated
 
 VERSION: Final = "v1alpha1"

@@ -100,7 +100,7 @@ class Gateway:
 
     def _public(self) -> Http:
         door = TokenReviewDoor(self._reviews, self._settings.hosts)
-        return Http(door, self._sessions, Assets(), _nothing, one=ONE)
+        return Http(door, self._sessions, Assets(), _nothing, one=ONE, mcp=True)
 
     def _fronted(self) -> Http:
         door = FrontDoor(self._known)

@@ -1,67 +1,47 @@
-"""The routes: JSON for programs, a WebSocket for terminals, and the page. See docs/protocol.md."""
+"""The HTTP server: every request passes the edge here, every error becomes an answer here.
+
+reading.py acting.py streaming.py    the routes; docs/api.md
+mcp_server.py                        /mcp; docs/mcp.md
+assets.py                            the page
+"""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from holdfast_gateway import auth, log
+from holdfast_gateway import (
+    acting,
+    api_page,
+    fields,
+    job_routes,
+    log,
+    mcp_server,
+    openapi,
+    reading,
+    streaming,
+)
 from holdfast_gateway.assets import Assets, security_headers
-from holdfast_gateway.auth import Caller
-from holdfast_gateway.backend import REQUEST_SECONDS, Backend
-from holdfast_gateway.relay import MAX_CLIENT_MESSAGE, bid_farewell, relay
-from holdfast_wire.errors import BadRequest, Ended, HoldfastError, Internal, NotFound, TooLarge
-from holdfast_wire.ids import Actor
+from holdfast_gateway.backend import Backend
+from holdfast_gateway.door import Door
+from holdfast_gateway.mcp_server import Mcp
+from holdfast_gateway.routes import ONE, Call, Route, Serving, Streams, answer
+from holdfast_wire.errors import BadRequest, HoldfastError, Internal, NotFound, TooLarge
 
 BODY_LIMIT: Final = 1 << 20
-API: Final = "/api/v1"
-# An hour is longer than anybody waits on one HTTP request; it also keeps the sum finite.
-MAX_EXEC_SECONDS: Final = 3600.0
-# The sidecar keeps the command's own time limit; we only outwait it.
-_EXEC_MARGIN_SECONDS: Final = 5.0
-# Finds peers that vanished behind a tunnel without a word.
-_HEARTBEAT_SECONDS: Final = 30.0
+ROUTES: Final[tuple[Route, ...]] = (
+    *reading.ROUTES,
+    *acting.ROUTES,
+    *job_routes.ROUTES,
+    *streaming.ROUTES,
+)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Door(Protocol):
-    """Who is let in."""
-
-    def check(self, request: web.Request) -> None:
-        """What every request must be, whoever sends it."""
-
-    async def caller(self, request: web.Request) -> Caller:
-        """Who sent it, or `Unauthenticated`."""
-
-    async def stream_caller(self, request: web.Request) -> Caller:
-        """The same of a WebSocket's."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenDoor:
-    """Of one machine: whoever has the token is its user."""
-
-    actor: Actor
-    token: str
-
-    def check(self, request: web.Request) -> None:
-        host = auth.check_host(request.headers.get("Host"))
-        auth.check_query(request.query.items(), self.token)
-        auth.check_origin(request.headers.get("Origin"), host)
-
-    async def caller(self, request: web.Request) -> Caller:
-        return auth.authenticate(request.headers, self.actor, self.token)
-
-    async def stream_caller(self, request: web.Request) -> Caller:
-        return auth.authenticate_stream(request.headers, self.actor, self.token)
+_WHERE: Final = f"{openapi.PATH} lists what there is"
 
 
 class Http:
@@ -71,45 +51,38 @@ class Http:
         sessions: Backend,
         assets: Assets,
         poke: Callable[[], None],
-        one: str = f"{API}/sessions/{{name}}",
+        one: str = ONE,
         more: Sequence[web.RouteDef] = (),
         outer: Sequence[Middleware] = (),
+        *,
+        mcp: bool = False,
     ) -> None:
         """`one`: the path of one session; with `{namespace}` in it, where there are some. `more`:
-        routes beside these. `outer`: what every answer passes last."""
-        self._door = door
-        self._sessions = sessions
-        self._one = one
+        routes beside these. `outer`: what every answer passes last. `mcp`: with `/mcp`."""
+        self._door, self._assets, self._one = door, assets, one
+        self._serving = Serving(sessions, poke, Streams())
         self._more, self._outer = more, outer
-        self._assets = assets
-        self._poke = poke
-        self._streams: set[web.WebSocketResponse] = set()
+        self._mcp = Mcp(door, sessions) if mcp else None
+        self._document = openapi.document(ROUTES, one)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=BODY_LIMIT, middlewares=[*self._outer, self._edge])
-        one = self._one
+        for route in ROUTES:
+            app.router.add_route(route.method, route.at(self._one), self._served(route))
         app.add_routes(
             [
                 *self._more,
                 web.get("/healthz", self._health),
-                web.get(f"{API}/sessions", self._list),
-                web.post(f"{API}/rescan", self._rescan),
-                web.get(one, self._info),
-                web.get(f"{one}/screen", self._screen),
-                web.get(f"{one}/state", self._state),
-                web.get(f"{one}/graph", self._graph),
-                web.get(f"{one}/journal", self._journal),
-                web.post(f"{one}/input", self._input),
-                web.post(f"{one}/exec", self._exec),
-                web.post(f"{one}/end", self._end),
-                web.get(f"{one}/stream", self._stream),
-                web.get("/{path:.*}", self._asset),
+                web.get(openapi.PATH, self._described),
+                web.get(api_page.PATH, self._explained),
+                web.get("/{path:(?!(?:apis?|mcp)(?:/|$)).*}", self._asset),
             ]
         )
         app.on_shutdown.append(self._close_streams)
+        if self._mcp is not None:
+            app.router.add_post(mcp_server.PATH, self._mcp.handle)
+            app.on_shutdown.append(self._mcp.close)
         return app
-
-    # The edge: every request passes here, every error becomes an answer here.
 
     @web.middleware
     async def _edge(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -119,6 +92,9 @@ class Http:
             response = await handler(request)
         except web.HTTPException as error:
             response = _error(_of_http(error))
+            if isinstance(error, web.HTTPMethodNotAllowed):
+                response.set_status(405)
+                response.headers["Allow"] = error.headers["Allow"]
         except HoldfastError as error:
             response = _error(error)
         except Exception as error:
@@ -136,140 +112,43 @@ class Http:
         )
         return response
 
-    async def _named(self, request: web.Request) -> tuple[Caller, str]:
-        """Authenticated first: a stranger learns nothing of which names exist."""
-        caller = await self._door.caller(request)
-        return caller, _name(request)
+    def _served(self, route: Route) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            # Authenticated first: a stranger learns nothing, not even whether he asked rightly.
+            upgrade = route.upgrades and streaming.upgrade_asked(request)
+            caller = await (self._door.stream_caller if upgrade else self._door.caller)(request)
+            given = fields.of_query(request.query.items(), route.query)
+            if route.body is not None:
+                given |= fields.of_body(await request.read(), route.body)
+            return await route.handler(Call(request, caller, _name(request), given, self._serving))
 
-    async def _ask(
-        self, request: web.Request, body: dict[str, Any], seconds: float = REQUEST_SECONDS
-    ) -> dict[str, Any]:
-        caller, name = await self._named(request)
-        return await self._sessions.request(name, body, caller, seconds=seconds)
-
-    # Without a session
+        return handle
 
     async def _health(self, _: web.Request) -> web.Response:
-        return _json({"status": "ok"})
+        return answer({"status": "ok"})
 
-    async def _list(self, request: web.Request) -> web.Response:
-        return _json({"sessions": await self._sessions.list(await self._door.caller(request))})
+    async def _described(self, _: web.Request) -> web.Response:
+        return answer(self._document)
 
-    async def _rescan(self, request: web.Request) -> web.Response:
-        await self._door.caller(request)
-        self._poke()
-        return _json({})
+    async def _explained(self, _: web.Request) -> web.Response:
+        return web.Response(text=api_page.page(self._document), content_type="text/html")
 
     async def _asset(self, request: web.Request) -> web.Response:
-        if request.path == "/api" or request.path.startswith("/api/"):
-            await self._door.caller(request)
-            raise NotFound("there is no such route", "docs/protocol.md lists them")
         return self._assets.answer(request)
 
-    # Reading
-
-    async def _info(self, request: web.Request) -> web.Response:
-        caller, name = await self._named(request)
-        return _json(await self._sessions.describe(name, caller))
-
-    async def _screen(self, request: web.Request) -> web.Response:
-        wanted = request.query.get("format", "text")
-        if wanted not in ("text", "ansi", "json"):
-            raise BadRequest(f"{wanted!r} is not a format", "use text, ansi or json")
-        scrollback = _flag(request, "scrollback")
-        form = "ansi" if wanted == "ansi" else "text"
-        answer = await self._ask(
-            request, {"kind": "screen", "format": form, "scrollback": scrollback}
-        )
-        if wanted == "json":
-            return _json(answer)
-        return web.Response(text=str(answer.get("text", "")), content_type="text/plain")
-
-    async def _state(self, request: web.Request) -> web.Response:
-        try:
-            return _json(await self._ask(request, {"kind": "state"}))
-        except Ended:
-            caller, name = await self._named(request)
-            return _json((await self._sessions.describe(name, caller))["state"])
-
-    async def _graph(self, request: web.Request) -> web.Response:
-        return _json(await self._ask(request, {"kind": "graph"}))
-
-    async def _journal(self, request: web.Request) -> web.Response:
-        after, limit = _count(request, "after", 0), _count(request, "limit", 1000)
-        return _json(await self._ask(request, {"kind": "journal", "after": after, "limit": limit}))
-
-    # Acting
-
-    async def _input(self, request: web.Request) -> web.Response:
-        await self._door.caller(request)
-        body = await _body(request, {"text": str, "base64": str, "key": str})
-        if ("text" in body) == ("base64" in body):
-            raise BadRequest("input is either 'text' or 'base64'", "send exactly one of them")
-        return _json(await self._ask(request, {"kind": "send", **body}))
-
-    async def _exec(self, request: web.Request) -> web.Response:
-        await self._door.caller(request)
-        body = await _body(request, {"command": str, "timeout": (int, float), "key": str})
-        if "command" not in body:
-            raise BadRequest("there is no 'command' to run")
-        timeout = float(body.setdefault("timeout", 60.0))
-        if not 0 < timeout <= MAX_EXEC_SECONDS:
-            raise BadRequest(
-                f"a timeout of {timeout:g} seconds cannot be kept",
-                f"use more than 0 and at most {MAX_EXEC_SECONDS:g}",
-            )
-        answer = await self._ask(
-            request, {"kind": "exec", **body}, seconds=timeout + _EXEC_MARGIN_SECONDS
-        )
-        return _json(answer)
-
-    async def _end(self, request: web.Request) -> web.Response:
-        await self._door.caller(request)
-        body = await _body(request, {"grace": (int, float)})
-        seconds = REQUEST_SECONDS + float(body.get("grace", 0.0))
-        return _json(await self._ask(request, {"kind": "end", **body}, seconds=seconds))
-
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
-        caller, name = await self._door.stream_caller(request), _name(request)
-        socket = web.WebSocketResponse(
-            protocols=(auth.SUBPROTOCOL,),
-            heartbeat=_HEARTBEAT_SECONDS,
-            max_msg_size=MAX_CLIENT_MESSAGE,
-            compress=False,
-        )
-        if not socket.can_prepare(request):
-            raise BadRequest("this route is a WebSocket", "ask for an upgrade")
-        # Before the upgrade, so that a session that has ended or is away is a plain error.
-        async with self._sessions.connect(name, caller) as link:
-            await socket.prepare(request)
-            self._streams.add(socket)
-            log.info("client_attached", session=name, **caller.to_json())
-            try:
-                await relay(socket, link, caller)
-            finally:
-                self._streams.discard(socket)
-                log.info("client_left", session=name, code=socket.close_code)
-        return socket
-
     async def _close_streams(self, _: web.Application) -> None:
-        every = [bid_farewell(socket, 1001, b"gateway stops") for socket in set(self._streams)]
-        await asyncio.gather(*every)
+        await streaming.close_all(self._serving.streams)
 
 
 def _name(request: web.Request) -> str:
     named = request.match_info
-    return f"{named['namespace']}/{named['name']}" if "namespace" in named else named["name"]
-
-
-def _json(body: dict[str, Any], status: int = 200) -> web.Response:
-    return web.json_response(
-        body, status=status, dumps=lambda value: json.dumps(value, ensure_ascii=False)
-    )
+    if "namespace" in named:
+        return f"{named['namespace']}/{named['name']}"
+    return named.get("name", "")
 
 
 def _error(error: HoldfastError) -> web.Response:
-    response = _json({"error": error.to_json()}, error.http_status)
+    response = answer({"error": error.to_json()}, error.http_status)
     if error.http_status == 401:
         response.headers["WWW-Authenticate"] = 'Bearer realm="holdfast"'
     return response
@@ -280,42 +159,7 @@ def _of_http(error: web.HTTPException) -> HoldfastError:
     if error.status == 413:
         return TooLarge(f"a request's body is at most {BODY_LIMIT} bytes", "send it in parts")
     if error.status == 404:
-        return NotFound("there is nothing here", "docs/protocol.md lists the routes")
+        return NotFound("there is nothing here", _WHERE)
     if error.status == 405:
-        return BadRequest("this route takes another method", "docs/protocol.md lists them")
+        return BadRequest("this route takes another method", _WHERE)
     return BadRequest(error.reason) if error.status < 500 else Internal(error.reason)
-
-
-async def _body(request: web.Request, fields: dict[str, type | tuple[type, ...]]) -> dict[str, Any]:
-    """The request's JSON object with exactly these fields, each of its type, none required.
-    An empty body is an empty object."""
-    raw = await request.read()
-    try:
-        body = json.loads(raw) if raw else {}
-    except (ValueError, RecursionError):
-        raise BadRequest("the body is not JSON") from None
-    if not isinstance(body, dict):
-        raise BadRequest("the body is not a JSON object")
-    for key, value in body.items():
-        wanted = fields.get(key)
-        if wanted is None:
-            raise BadRequest(f"{key[:40]!r} is not known here", f"fields are {', '.join(fields)}")
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise BadRequest(f"{key!r} has the wrong type")
-    return body
-
-
-def _flag(request: web.Request, name: str) -> bool:
-    value = request.query.get(name, "false")
-    if value not in ("true", "false"):
-        raise BadRequest(f"{name!r} is true or false")
-    return value == "true"
-
-
-def _count(request: web.Request, name: str, default: int) -> int:
-    value = request.query.get(name)
-    if value is None:
-        return default
-    if not (value.isascii() and value.isdigit() and len(value) < 20):
-        raise BadRequest(f"{name!r} is a whole number")
-    return int(value)

@@ -24,6 +24,8 @@ def to_stderr(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    # It quotes requests that it cannot parse, headers and all. Other errors http.py logs.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
 
 def _line(event: str, facts: dict[str, object]) -> str:

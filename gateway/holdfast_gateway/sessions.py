@@ -24,7 +24,9 @@ from holdfast_wire.frames import Control, Decoder, Error, encode
 
 _RETRY_SECONDS: Final = 0.05
 REQUEST_ID: Final = 1
-_READING: Final = frozenset({"info", "screen", "state", "graph", "journal", "ping"})
+_READING: Final = frozenset(
+    ("info", "screen", "state", "graph", "journal", "ping", "job_list", "job_get", "job_output")
+)
 
 
 class Sessions:

@@ -17,7 +17,7 @@ from holdfast_sidecar import shell, snapshot
 from holdfast_sidecar.ghostty import Terminal
 from holdfast_sidecar.session import Session
 from holdfast_sidecar.state import Activity, Graph, Observation
-from holdfast_wire.errors import BadRequest, Busy, TooLarge
+from holdfast_wire.errors import BadRequest, Busy, StillRunning, TooLarge
 from holdfast_wire.ids import Actor
 
 NOTHING: Final = Graph((), 0, echo=True, canonical=True, icrnl=True, command_pid=0, tty="")
@@ -30,7 +30,7 @@ _LOOK_SECONDS: Final = 0.25
 Result = dict[str, Any]
 
 
-class Jobs:
+class Commands:
     def __init__(self, session: Session, observe: Callable[[], Awaitable[Observation]]) -> None:
         self._session, self._observe = session, observe
         self._results: OrderedDict[tuple[Actor, bytes], asyncio.Future[Result]] = OrderedDict()
@@ -51,15 +51,21 @@ class Jobs:
         work = asyncio.ensure_future(self._run(actor, modality, command, key))
         if key:
             self._results[actor, key] = work
+            work.add_done_callback(lambda done: self._forget_refused(actor, key, done))
             while len(self._results) > _REMEMBERED:
                 self._results.popitem(last=False)
         try:
             return await asyncio.wait_for(asyncio.shield(work), seconds)
         except TimeoutError:
-            raise Busy(
+            raise StillRunning(
                 f"the command is still running after {seconds:g} seconds",
                 "it goes on; look with `holdfast screen`, or interrupt it",
             ) from None
+
+    def _forget_refused(self, actor: Actor, key: bytes, done: asyncio.Future[Result]) -> None:
+        """What was not begun may be asked for again."""
+        if (done.cancelled() or done.exception()) and self._results.get((actor, key)) is done:
+            del self._results[actor, key]
 
     async def _run(self, actor: Actor, modality: str, command: str, key: bytes) -> Result:
         if self._turn.locked():
@@ -91,8 +97,9 @@ class Jobs:
         return await done
 
     async def _follow(self, job: str, start: int) -> Result:
-        """Waits for the mark after the command, or for the prompt to come back without it."""
-        quiet = False
+        """Waits for the mark after the command, or for the prompt to come back without it: seen at
+        one look, and nothing more came until the next. The mark may come while we look."""
+        quiet = at_prompt = False
         while True:
             ring = self._session.ring
             begin = max(start, ring.oldest)
@@ -103,9 +110,10 @@ class Jobs:
             if self._session.exit is not None:
                 code = self._session.exit.code
                 return await self._result(begin, ring.head, code, lost=begin > start)
-            if quiet and (await self._observe()).activity is Activity.PROMPT:
+            if quiet and at_prompt:
                 # Interrupted, or a syntax error that made the shell drop the rest.
                 return await self._result(begin, ring.head, None, lost=begin > start)
+            at_prompt = quiet and (await self._observe()).activity is Activity.PROMPT
             try:
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._session.more_output()

@@ -32,9 +32,9 @@ _CONNECT_PAUSE = 0.1
 
 class HoldError(Exception):
     """`code` is hold's own (refused, busy, expired, ending, incomplete, running, frozen,
-    no_foreground, not_started, started, cannot_start, cannot_adopt, bad_request), or `absent`
-    (nobody listens) or `lost` (the link broke). With cannot_start, `exit_code` is what hold exits
-    with."""
+    no_foreground, no_jobs, not_started, started, cannot_start, cannot_adopt, bad_request), or
+    `absent` (nobody listens) or `lost` (the link broke). With cannot_start, `exit_code` is what
+    hold exits with."""
 
     def __init__(self, code: str, message: str, exit_code: int | None = None) -> None:
         super().__init__(f"{code}: {message}")
@@ -148,6 +148,14 @@ class HoldLink:
     async def outbox(self) -> int:
         """The file from which inputs are typed, likewise; see outbox.py."""
         return await self._descriptor("outbox")
+
+    async def jobs(self) -> int:
+        """The file in which jobs are asked for, likewise; see jobs_file.py."""
+        return await self._descriptor("jobs")
+
+    async def nudge(self) -> None:
+        """Has the keeper look into that file."""
+        await self._ask("nudge")
 
     async def _descriptor(self, request: str) -> int:
         pending = await self._request(request)

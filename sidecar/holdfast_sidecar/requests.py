@@ -18,7 +18,7 @@ from holdfast_sidecar import execute, snapshot
 from holdfast_sidecar.ghostty import Terminal
 from holdfast_sidecar.hold import HoldError, HoldLink
 from holdfast_sidecar.session import Session
-from holdfast_sidecar.state import Observation, observe
+from holdfast_sidecar.state import Observation, observe, ports
 from holdfast_wire.errors import BadRequest, Busy, Ended, HoldfastError, TooLarge, Unavailable
 from holdfast_wire.frames import MAX_KEY, MAX_PAYLOAD
 from holdfast_wire.ids import Actor, ClientId
@@ -28,7 +28,9 @@ Body = dict[str, Any]
 _MAX_TEXT: Final = MAX_PAYLOAD - (64 << 10)
 _MAX_GRACE: Final = 3600.0
 # Not while the session is being moved: what they did here might not have been done there.
-_ACTING: Final = frozenset(("send", "exec", "take", "freeze", "thaw", "signal", "end"))
+_ACTING: Final = frozenset(
+    ("send", "exec", "take", "freeze", "thaw", "signal", "end", "job_start", "job_signal")
+)
 
 
 class Asker(NamedTuple):
@@ -37,14 +39,17 @@ class Asker(NamedTuple):
     modality: str
 
 
-def _text(body: Body, name: str, default: str | None = None) -> str:
+Handler = Callable[[Asker, Body], Awaitable[Body]]
+
+
+def text_of(body: Body, name: str, default: str | None = None) -> str:
     value = body.get(name, default)
     if not isinstance(value, str) or any("\ud800" <= c <= "\udfff" for c in value):
         raise BadRequest(f"{name!r} must be a text")
     return value
 
 
-def _number(body: Body, name: str, default: float, low: float, high: float) -> float:
+def number_of(body: Body, name: str, default: float, low: float, high: float) -> float:
     value = body.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise BadRequest(f"{name!r} must be a number from {low:g} to {high:g}")
@@ -52,10 +57,19 @@ def _number(body: Body, name: str, default: float, low: float, high: float) -> f
 
 
 def key_of(body: Body) -> bytes:
-    key = _text(body, "key", "").encode()
+    key = text_of(body, "key", "").encode()
     if len(key) > MAX_KEY:
         raise TooLarge(f"a key is at most {MAX_KEY} bytes")
     return key
+
+
+def signal_of(body: Body) -> int:
+    name = str(body.get("signal", "")).upper()
+    try:
+        number = int(name) if name.isdigit() else signals.Signals["SIG" + name.removeprefix("SIG")]
+        return signals.Signals(number).value
+    except (KeyError, ValueError):
+        raise BadRequest(f"{name[:20]!r} is not a signal", "for example INT or 2") from None
 
 
 class Requests:
@@ -63,8 +77,8 @@ class Requests:
         self._session, self._hold, self._pid = session, hold, pid
         self.frozen = False
         self._state_seen: Body | None = None
-        self._jobs = execute.Jobs(session, self.observe)
-        self._kinds: dict[str, Callable[[Asker, Body], Awaitable[Body]]] = {
+        self._commands = execute.Commands(session, self.observe)
+        self._kinds: dict[str, Handler] = {
             "info": self._info,
             "screen": self._screen,
             "state": self._state,
@@ -79,6 +93,10 @@ class Requests:
             "end": self._end,
             "ping": self._ping,
         }
+
+    def add(self, kinds: dict[str, Handler]) -> None:
+        """More that can be asked."""
+        self._kinds |= kinds
 
     async def answer(self, asker: Asker, body: Body) -> Body:
         kind = body.get("kind")
@@ -109,15 +127,17 @@ class Requests:
             raise
 
     async def state(self) -> Body:
-        seen = await self.observe()
+        self._state_seen = self._told(await self.observe())
+        return self._state_seen
+
+    def _told(self, seen: Observation) -> Body:
         how = self._session.exit
-        self._state_seen = {
+        return {
             "activity": seen.activity.value,
             "process": None if seen.pid is None else {"pid": seen.pid, "name": seen.name},
             "sentence": seen.sentence,
             "exit": how.to_json() if how else None,
         }
-        return self._state_seen
 
     async def _state(self, _asker: Asker, _body: Body) -> Body:
         return await self.state()
@@ -148,7 +168,7 @@ class Requests:
         return self.facts()
 
     async def _screen(self, _asker: Asker, body: Body) -> Body:
-        form, scrollback = _text(body, "format", "text"), bool(body.get("scrollback", False))
+        form, scrollback = text_of(body, "format", "text"), bool(body.get("scrollback", False))
         if form not in ("text", "ansi"):
             raise BadRequest(f"{form!r} is not a format", "use 'text' or 'ansi'")
         render = snapshot.text if form == "text" else snapshot.ansi
@@ -171,14 +191,19 @@ class Requests:
         return await self._session.emulator.call(ask, self._session.ring.head)
 
     async def _graph(self, _asker: Asker, _body: Body) -> Body:
+        """With the state and the ports, all of one look: is the server still running, where does it
+        listen, since when, and does anything wait for an answer?"""
         if self._session.exit is not None:
-            return {"processes": [], "foreground_pgid": None}
+            seen = self._told(observe(execute.NOTHING, ended=True))
+            return {"processes": [], "foreground_pgid": None, "ports": [], "state": seen}
         graph = await self._hold.graph()
-        return asdict(graph)
+        boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        seen = self._told(observe(graph, frozen=self.frozen))
+        return {**asdict(graph), "ports": ports(graph, boot), "state": seen}
 
     async def _journal(self, _asker: Asker, body: Body) -> Body:
-        after = _number(body, "after", 0, 0, 2**53)
-        limit = int(_number(body, "limit", 1000, 1, 5000))
+        after = number_of(body, "after", 0, 0, 2**53)
+        limit = int(number_of(body, "limit", 1000, 1, 5000))
         self._session.flush_journal()
         records = await asyncio.to_thread(lambda: list(self._session.journal.records()))
         wanted = [r for r in records if r.get("order", after + 1) > after]
@@ -192,11 +217,11 @@ class Requests:
     async def _send(self, asker: Asker, body: Body) -> Body:
         if "base64" in body:
             try:
-                data = base64.b64decode(_text(body, "base64"), validate=True)
+                data = base64.b64decode(text_of(body, "base64"), validate=True)
             except (binascii.Error, ValueError):
                 raise BadRequest("'base64' is not base64") from None
         else:
-            data = _text(body, "text").encode()
+            data = text_of(body, "text").encode()
         order, duplicate = await self.write(asker, key_of(body), data)
         return {"order": order, "duplicate": duplicate}
 
@@ -211,9 +236,9 @@ class Requests:
         return await done
 
     async def _exec(self, asker: Asker, body: Body) -> Body:
-        command = _text(body, "command")
-        timeout = _number(body, "timeout", 600, 0.1, 86400)
-        return await self._jobs.run(asker.actor, asker.modality, command, timeout, key_of(body))
+        command = text_of(body, "command")
+        timeout = number_of(body, "timeout", 600, 0.1, 86400)
+        return await self._commands.run(asker.actor, asker.modality, command, timeout, key_of(body))
 
     async def _take(self, asker: Asker, _body: Body) -> Body:
         self._session.take(asker.actor, asker.client)
@@ -230,20 +255,13 @@ class Requests:
         return {"frozen": False}
 
     async def _signal(self, asker: Asker, body: Body) -> Body:
-        name = str(body.get("signal", "")).upper()
-        try:
-            number = (
-                int(name) if name.isdigit() else signals.Signals["SIG" + name.removeprefix("SIG")]
-            )
-            signals.Signals(number)
-        except (KeyError, ValueError):
-            raise BadRequest(f"{name[:20]!r} is not a signal", "for example INT or 2") from None
+        number = signal_of(body)
         await self._hold.signal(number)
-        self._session.journal.add("signal", actor=asker.actor, signal=int(number))
+        self._session.journal.add("signal", actor=asker.actor, signal=number)
         return {}
 
     async def _end(self, asker: Asker, body: Body) -> Body:
-        grace = _number(body, "grace", 5.0, 0.0, _MAX_GRACE)
+        grace = number_of(body, "grace", 5.0, 0.0, _MAX_GRACE)
         if self._session.exit is not None:
             return {}
         self._session.journal.add("end", actor=asker.actor)

@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from holdfast_sidecar.hold import EventKind, HoldError, HoldEvent, HoldLink
+from holdfast_sidecar.job_requests import JobRequests
+from holdfast_sidecar.jobs import Jobs
+from holdfast_sidecar.notices import Notices
 from holdfast_sidecar.requests import Requests
 from holdfast_sidecar.server import Server
 from holdfast_sidecar.session import Exit, Session
@@ -76,6 +79,9 @@ class Sidecar:
         self.requests = requests = Requests(session, hold, status.command_pid)
         requests.frozen = self._frozen
         await requests.state()
+        notices = Notices(session, hold)
+        jobs = await Jobs.open(session, hold, notices.add)
+        requests.add(JobRequests(session, jobs).kinds())
         server = Server(session, requests, self._folder / "sidecar.sock", self._look.set)
         self._server = server
         if status.exited:
@@ -83,14 +89,20 @@ class Sidecar:
         log(f"serving {session.spec.name} from seq {session.ring.head}")
         try:
             async with asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(self._watch(session, server, requests))
-                finish = tasks.create_task(self._finish(session, server, hold, last))
+                works = (
+                    self._watch(session, server, requests),
+                    self._finish(session, server, hold, jobs, last),
+                    jobs.watch(),
+                    notices.run(),
+                )
+                running = [tasks.create_task(work) for work in works]
                 await self._stop.wait()
-                watch.cancel()
-                finish.cancel()
+                for task in running:
+                    task.cancel()
         finally:
             server.close()
             hold.close()
+            jobs.close()
             session.close()
 
     def frozen(self) -> bool:
@@ -141,7 +153,12 @@ class Sidecar:
             self._over.set_result(how)
 
     async def _finish(
-        self, session: Session, server: Server, hold: HoldLink, last: LastWords | None
+        self,
+        session: Session,
+        server: Server,
+        hold: HoldLink,
+        jobs: Jobs,
+        last: LastWords | None,
     ) -> None:
         how = await self._over
         if self.asleep():
@@ -149,6 +166,7 @@ class Sidecar:
             self.turn_away()
             self._stop.set()
             return
+        jobs.ended()
         session.ended(how)
         if session.goes_on_elsewhere:
             server.close()  # whoever is attached looks the session up again, and finds it there

@@ -1,8 +1,8 @@
 """What of a session goes along to another pod, or is stored: files in its folder, and one that says
 the rest.
 
-Ring, keyframe and journal are what they always are. `outbox` is hold's, saved; `sealed.json` is
-written last, so where it lies, of this sealing, the others do too.
+Ring, keyframe, journal and jobs are what they always are. `outbox` is hold's, saved; `sealed.json`
+is written last, so where it lies, of this sealing, the others do too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast_sidecar import job_records
 from holdfast_wire.errors import BadRequest
 
 _NAME: Final = "sealed.json"
@@ -43,7 +44,7 @@ class Sealed:
 
 
 def files(folder: Path) -> list[str]:
-    return [name for name in _FILES if (folder / name).exists()]
+    return [*(n for n in _FILES if (folder / n).exists()), *job_records.files(folder)]
 
 
 def save(folder: Path, sealed: Sealed) -> None:

@@ -130,12 +130,15 @@ class Connection:
         wanted = self._wanted(body.get("resume"))
         ring = self._session.ring
         resumed = wanted is not None and ring.oldest <= wanted <= ring.head
+        how = self._session.exit
         answer = {
             **self._server.requests.facts(),
             "client": client,
             "mode": mode.value,
             "resumed": resumed,
             "seq": wanted if resumed else ring.head,
+            "head": ring.head,
+            "exit": None if how is None or self._session.goes_on_elsewhere else how.to_json(),
             "version": __version__,
         }
         self.outlet.send(Attach(answer))

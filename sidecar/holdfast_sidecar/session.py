@@ -94,6 +94,7 @@ class Session:
         self._journal_soon: asyncio.TimerHandle | None = None
         self._reserved: asyncio.TimerHandle | None = None
         self._position = 0
+        self.forked_at = 0.0
         for record in self.journal.records():
             self._remember(record)
 
@@ -105,6 +106,7 @@ class Session:
             self._position = max(self._position, int(record["position"]))
         elif record.get("kind") == "forked":
             self.inputs.forget_keys()
+            self.forked_at = float(record["time"])
 
     def start(self, master: int, outbox: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -401,6 +403,11 @@ class Session:
         """What the sidecar itself has to say in the terminal, before this session is served."""
         self.ring.append(data)
         self.emulator.advance(self.ring.head)
+
+    def interject(self, data: bytes) -> None:
+        """The same while it is served: between what was printed so far and what comes."""
+        self.ring.append(data)
+        self._output()
 
     def reserve_turn(self, holder: Actor, attached: bool) -> None:
         """The turn as it was elsewhere. Who was attached there has a moment to come back."""

@@ -169,6 +169,23 @@ def _hidden(process: Process) -> bool:
     )
 
 
+def ports(graph: Graph, boot: float) -> list[dict[str, object]]:
+    """Who in the session listens where, and since when it has been running. `boot`: the wall
+    clock's time at which the kernel's started counting."""
+    return [
+        {
+            "protocol": listener.protocol,
+            "address": listener.address,
+            "port": listener.port,
+            "pid": process.pid,
+            "name": process.name,
+            "since": round(boot + process.started_ms / 1000, 2),
+        }
+        for process in graph.processes
+        for listener in process.listening
+    ]
+
+
 _SENTENCES = {
     Activity.PROMPT: "{} (pid {}) is at its prompt.",
     Activity.READING: "{} (pid {}) is waiting for input from the terminal.",

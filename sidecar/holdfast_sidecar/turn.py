@@ -92,10 +92,14 @@ class Turn:
 
     def check_write(self, actor: Actor, client: ClientId | None) -> None:
         """Raises unless this actor, through this client if it is attached, may write now."""
-        if client is not None and self._here[client].mode is Mode.VIEW:
-            raise Forbidden("this client is a viewer", "attach for writing to type")
+        self.check_writer(client)
         if self.holder not in (None, actor):
             raise NoTurn(f"{self.holder} holds the turn", "ask for it, or take it")
+
+    def check_writer(self, client: ClientId | None) -> None:
+        """Raises for a client that only looks on, whoever holds the turn."""
+        if client is not None and self._here[client].mode is Mode.VIEW:
+            raise Forbidden("this client is a viewer", "attach for writing to type")
 
     def typed(self, client: ClientId) -> None:
         """The client wrote something a person or program meant: it leads from now on."""

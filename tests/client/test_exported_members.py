@@ -28,6 +28,7 @@ EXPORTED = [
     "Permanent",
     "Refused",
     "Retry",
+    "StillRunning",
     "TooLarge",
     "Unauthenticated",
     "Unavailable",

@@ -1,4 +1,4 @@
-"""docs/gateway.md knows every metric and port; invents none."""
+"""The pages know every metric, port, route, event and tool; they invent none."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from pathlib import Path
 
 from holdfast_gateway import metrics
 from holdfast_gateway.cluster_settings import Settings
+from holdfast_gateway.http import ROUTES
+from holdfast_gateway.mcp_server import MOST, MOST_OF_ONE, TOOLS
+from holdfast_wire.errors import BY_CODE
 
-PAGE = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "gateway.md").read_text()
+API = (DOCS / "api.md").read_text()
+MCP = (DOCS / "mcp.md").read_text()
 
 
 def test_metrics() -> None:
@@ -21,3 +27,25 @@ def test_ports() -> None:
     made = Settings(Path())
     for port in (made.port, made.front_port, made.uplink_port, made.health_port):
         assert re.search(rf"\b{port}\b", PAGE)
+
+
+def test_routes() -> None:
+    row = re.compile(r"^\| `(GET|POST)` \| (?:\*base\*)?(?:`([^?`]*)[^`]*`)? \|", re.MULTILINE)
+    assert set(row.findall(API)) == {(one.method, one.at("")) for one in ROUTES}
+
+
+def test_errors() -> None:
+    rows = re.findall(r"^\| ([45]\d\d) \| (.*) \|$", API, re.MULTILINE)
+    told = {code: int(status) for status, row in rows[::-1] for code in _words(row)}
+    of_requests = {code: one.http_status for code, one in BY_CODE.items() if code in told}
+    assert told == of_requests
+
+
+def test_tools_and_their_bounds() -> None:
+    row = re.compile(r"^\| `(\w+)` \| .* \| (?:yes )?\|$", re.MULTILINE)
+    assert row.findall(MCP) == [tool.name for tool in TOOLS]
+    assert f"{MOST_OF_ONE} requests at once for one caller and {MOST} in all" in MCP
+
+
+def _words(row: str) -> list[str]:
+    return re.findall(r"`([a-z_]+)`", row)

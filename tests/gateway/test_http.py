@@ -118,7 +118,8 @@ def test_what_is_not_there(served: Place) -> None:
     assert served.get("/api/v2/sessions").code == "not_found"
     assert served.get("/../../etc/passwd", token=None).status == 404
     assert served.get("/vendor/../../auth.py", token=None).status == 404
-    assert served.post(SESSIONS, {}).code == "bad_request"
+    wrong = served.post(SESSIONS, {})
+    assert (wrong.status, wrong.code, wrong.headers["Allow"]) == (405, "bad_request", "GET")
     assert served.get(f"{SESSIONS}/build/stream").code == "bad_request"
 
 

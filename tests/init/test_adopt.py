@@ -19,7 +19,8 @@ from holdfast_sidecar.hold import EventKind, HoldError
 from .holding import PATIENCE, Container, Wait, Waiting, eventually, needs_root
 
 # In the place of a checkpoint tool: makes a keeper and a command on a terminal, hands the master
-# side out, and is their parent until it is told to go. "reap" takes the keeper's end first.
+# side out, and is their parent until it is told to go. "reap" takes the keeper's end first. As any
+# keeper it has its jobs at 100, or with JOBS another file there.
 TOOL = """
 import fcntl, os, signal, socket, sys, termios
 link = socket.socket(fileno=int(sys.argv[1]))
@@ -37,6 +38,8 @@ if keeper == 0:
             os.dup2(slave, fd)
         os.execvp(sys.argv[2], sys.argv[2:])
     link.close()
+    os.dup2(os.memfd_create(os.environ.get("JOBS", "holdfast-jobs")), 100)
+    os.write(100, b"of this keeper")
     os.write(write, str(command).encode())
     for fd in (0, 1, 2, slave, read, write):
         os.close(fd)
@@ -182,6 +185,27 @@ async def test_it_is_guarded_like_one_that_hold_started(
     terminal.close()
     await pod.link.collected()
     assert await pod.gone() == (7, "")
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["holdfast-jobs", "holdfast-job", "holdfast-jobs (deleted)"])
+async def test_its_jobs_are_found_by_their_name(
+    container: Container, restore: Restore, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("JOBS", name)
+    pod = await container(0, "true")
+    restored = await restore(pod, *BUSY)
+    with pytest.raises(HoldError, match="not_started"):
+        await pod.link.jobs()
+    adopt(pod, restored)
+    if name != "holdfast-jobs":
+        with pytest.raises(HoldError, match="no_jobs"):
+            await pod.link.jobs()
+        return
+    file = await pod.link.jobs()
+    assert os.pread(file, 100, 0) == b"of this keeper"
+    os.pwrite(file, b"and", 0)
+    os.close(file)
 
 
 @needs_root

@@ -158,9 +158,14 @@ def test_exec_does_not_answer_other_peoples_questions() -> None:
 def test_exec_that_takes_longer_goes_on(live_bash: Live) -> None:
     with live_bash.client() as client:
         prompt(client)
-        with pytest.raises(errors.Busy, match="still running"):
-            client.ask("exec", command="sleep 1; echo done-$((2+2))", timeout=0.3)
-        until(lambda: "done-4" in client.ask("screen")["text"], "it to finish")
+        slow = {"command": "sleep 1; echo done-$((2+2))", "key": "slow"}
+        with pytest.raises(errors.StillRunning, match="still running"):
+            client.ask("exec", **slow, timeout=0.3)
+        with pytest.raises(errors.Busy, match="another command"):
+            client.ask("exec", command="echo next", key="next")
+        assert client.ask("exec", **slow)["output"] == "done-4", "the same run's result"
+        prompt(client)
+        assert client.ask("exec", command="echo next", key="next")["output"] == "next"
 
 
 # -- the end --------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ a caller may do: try again, give up, or ask for a right it does not have.
     ├── Retry       the same call may succeed later
     │   ├── Unavailable     sidecar or gateway is away for a moment
     │   └── Busy            the session is doing something else
+    │       └── StillRunning    what was asked for was begun, and goes on
     ├── Permanent   the same call will never succeed
     │   ├── BadRequest      malformed frame, impossible size, unknown field
     │   │   └── BadName     a session name that is not one
@@ -82,6 +83,10 @@ class Unavailable(Retry):
 class Busy(Retry):
     code = "busy"
     http_status = 409
+
+
+class StillRunning(Busy):
+    code = "still_running"
 
 
 class BadRequest(Permanent):

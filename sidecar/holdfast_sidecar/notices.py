@@ -21,7 +21,7 @@ from holdfast_sidecar.hold import HoldError, HoldLink
 from holdfast_sidecar.session import Session
 from holdfast_sidecar.state import Activity, observe
 
-# What waits to be said. Of more only the last are: the journal has all.
+# What waits to be said. Of more only the last are, and how many were not: the journal has all.
 _MOST: Final = 16
 # Between looks whether it can be said now: somebody may be in an editor for hours.
 _LOOK_SECONDS: Final = (0.05, 1.0)
@@ -123,9 +123,12 @@ class Notices:
     def __init__(self, session: Session, hold: HoldLink) -> None:
         self._session, self._hold = session, hold
         self._waiting: deque[Notice] = deque(maxlen=_MOST)
+        self._left_out = 0
         self._some = asyncio.Event()
 
     def add(self, before: str, title: str, after: str = "") -> None:
+        if len(self._waiting) == _MOST:
+            self._left_out += 1
         self._waiting.append(Notice(before, title, after))
         self._some.set()
 
@@ -150,7 +153,8 @@ class Notices:
         head, size = session.ring.head, session.size
         if not await self._awaited():
             return False
-        first = self._waiting[0]
+        left_out = self._left_out
+        first = Notice(f"{left_out} more are in the journal", "") if left_out else self._waiting[0]
 
         def painted(terminal: Terminal, _seq: int) -> bytes | None:
             return paint(terminal, first) if size == (terminal.columns, terminal.rows) else None
@@ -160,7 +164,9 @@ class Notices:
         same = (session.ring.head, session.size) == (head, size)
         if data is None or not same or not self._may():
             return False
-        if self._waiting[0] is first:  # else it was one too many meanwhile
+        if left_out:
+            self._left_out -= left_out
+        elif self._waiting[0] is first:  # else it was one too many meanwhile
             self._waiting.popleft()
         session.interject(data)
         return True

@@ -40,15 +40,19 @@ def main() -> None:
         here.start()
         here.sidecar("build")
         context = chrome.new_context(
-            viewport={"width": 1120, "height": 420}, device_scale_factor=2, color_scheme="dark"
+            viewport={"width": 1240, "height": 470}, device_scale_factor=2, color_scheme="dark"
         )
         tab = Tab(context).open(here.link("build")).live()
+        tab.page.click("#panel-open")
+        tab.says("#panel-processes", "bash")
+        tab.page.click("#terminal")
         with Client(folder / "sidecar.sock") as watching:
             watching.attach(mode="view", modality="cli")
             with tempfile.TemporaryDirectory() as work:
                 shutil.copytree(ROOT / "init", f"{work}/hold")
                 tab.type(f"cd {work}/hold; PS1='{PROMPT}'; clear\n")
                 play(tab, here)
+                tab.says(".processes", "deploy")
             tab.page.screenshot(path=str(PICTURE))
     print(f"{PICTURE.relative_to(ROOT)}: {PICTURE.stat().st_size // 1024} KiB")
 

@@ -27,10 +27,13 @@ _TYPES: Final = {
 }
 
 
-def security_headers(host: str) -> dict[str, str]:
+def security_headers(host: str, origins: tuple[str, ...] = ()) -> dict[str, str]:
     """For every answer. Styles may be inline because xterm.js writes its own; scripts may not.
-    `host` has been checked by then, or the answer is a refusal and loads nothing."""
-    plain = host.isascii() and ";" not in host
+    `host` has been checked by then, or the answer is a refusal and loads nothing. `origins`: what
+    the page may connect to beside us, to sign in."""
+    # Some browsers do not count a WebSocket to the own host as 'self'. Whether it is secure is the
+    # page's own affair: TLS may end before us.
+    sockets = (f"ws://{host}", f"wss://{host}") if host.isascii() and ";" not in host else ()
     policy = {
         "default-src": "'none'",
         "script-src": "'self'",
@@ -38,8 +41,7 @@ def security_headers(host: str) -> dict[str, str]:
         "img-src": "'self' data:",
         "font-src": "'self'",
         "manifest-src": "'self'",
-        # Some browsers do not count a WebSocket to the own host as 'self'.
-        "connect-src": f"'self' ws://{host} wss://{host}" if plain else "'self'",
+        "connect-src": " ".join(["'self'", *sockets, *origins]),
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",

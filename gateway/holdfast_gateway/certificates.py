@@ -29,14 +29,14 @@ class Certificate:
             ) from None
         return found.st_mtime_ns, found.st_ino
 
-    def context(self, peers: str | None = None) -> ssl.SSLContext:
+    def context(self, peers: str | None = None, *, optional: bool = False) -> ssl.SSLContext:
         """`peers`: the authority (PEM) that must have signed the certificate of whoever connects;
-        None: they need none."""
+        None: they need none. `optional`: who shows none gets in as well, and is nobody."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         made.minimum_version = ssl.TLSVersion.TLSv1_2
         made.load_cert_chain(self._chain, self._key)
         if peers is not None:
-            made.verify_mode = ssl.CERT_REQUIRED
+            made.verify_mode = ssl.CERT_OPTIONAL if optional else ssl.CERT_REQUIRED
             made.load_verify_locations(cadata=peers)
         self._contexts.append(made)
         return made

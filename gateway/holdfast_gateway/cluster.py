@@ -281,6 +281,7 @@ def _from_object(key: Key, item: Object) -> dict[str, Any]:
         "session_id": item["metadata"].get("uid"),
         "phase": phase,
         "epoch": status.get("epoch"),
+        "node": status.get("nodeName"),
         "command": spec.get("command"),
         "columns": terminal.get("columns"),
         "rows": terminal.get("rows"),

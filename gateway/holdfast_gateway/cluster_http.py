@@ -1,10 +1,12 @@
 """The two doors of a gateway in a cluster, each on a port of its own.
 
-    8443  people and programs, with a token of the cluster's (reviews.py)
+    8443  people and programs, with a token of the cluster's (reviews.py), or by an auth proxy
+          (login.py)
     8444  the API server alone, which says for whom it asks (front.py): what kubectl needs
 
-Invariant: headers that name a user are read on 8444 and nowhere else, and there nobody gets past
-the TLS handshake whose certificate the requestheader CA has not signed.
+Invariant: headers that name a user are believed on 8444, where nobody gets past the TLS handshake
+whose certificate the requestheader CA has not signed; and on 8443 of a trusted proxy, if one is
+set. The two know each other's peers by different authorities, and their ports are not shared.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from holdfast_gateway import auth
 from holdfast_gateway.auth import Caller, Modality
 from holdfast_gateway.front import Front
 from holdfast_gateway.http import Handler
+from holdfast_gateway.login import Peer, TrustedProxy
 from holdfast_gateway.reviews import GROUP, Reviews
 from holdfast_gateway.routes import API
 from holdfast_wire.errors import Forbidden, Unauthenticated
@@ -36,9 +39,11 @@ _VERBS: Final = {
 
 
 class TokenReviewDoor:
-    def __init__(self, reviews: Reviews, hosts: frozenset[str]) -> None:
+    def __init__(
+        self, reviews: Reviews, hosts: frozenset[str], proxy: TrustedProxy | None = None
+    ) -> None:
         """`hosts`: by which browsers may know this gateway; empty: any."""
-        self._reviews, self._hosts = reviews, hosts
+        self._reviews, self._hosts, self._proxy = reviews, hosts, proxy
 
     def check(self, request: web.Request) -> None:
         host = (request.headers.get("Host") or "").lower()
@@ -52,14 +57,26 @@ class TokenReviewDoor:
 
     async def caller(self, request: web.Request) -> Caller:
         modality = auth.modality_of(request.headers, Modality.HTTP)
+        if (by_proxy := self._proxied(request, modality)) is not None:
+            return by_proxy
         return await self._reviews.caller(auth.bearer(request.headers) or "", modality)
 
     async def stream_caller(self, request: web.Request) -> Caller:
         if auth.bearer(request.headers) is not None:
             return await self.caller(request)
-        caller = await self._reviews.caller(auth.offered(request.headers) or "", Modality.BROWSER)
+        caller = self._proxied(request, Modality.BROWSER)
+        if caller is None:
+            offered = auth.offered(request.headers) or ""
+            caller = await self._reviews.caller(offered, Modality.BROWSER)
         auth.check_browser(request.headers)
         return caller
+
+    def _proxied(self, request: web.Request, modality: Modality) -> Caller | None:
+        if self._proxy is None or request.transport is None:
+            return None
+        told = request.transport.get_extra_info
+        peer = Peer(str((told("peername") or ("",))[0]), told("peercert"))
+        return self._proxy.caller(peer, request.headers, modality)
 
 
 class FrontDoor:

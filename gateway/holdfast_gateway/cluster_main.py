@@ -53,7 +53,7 @@ class Gateway:
     def __init__(self, settings: Settings, api: Kube) -> None:
         self._settings, self._api = settings, api
         self._certificate = Certificate(settings.keys)
-        reviews = Reviews(api)
+        reviews = Reviews(api, settings.oidc)
         self._uplinks = Uplinks(Verifier(api, reviews))
         self._watched = Watched(api, settings.watch_namespaces, self._deleted)
         self._sessions = ClusterSessions(
@@ -87,7 +87,8 @@ class Gateway:
                 tasks.create_task(self._certificate.run()),
             ]
             await serve(self._uplinks.listening(tls(), settings.uplink_port))
-            await serve(_site(self._public().application(), settings.port, tls()))
+            public = tls(settings.proxy_authority, optional=True)
+            await serve(_site(self._public().application(), settings.port, public))
             if settings.aggregated:
                 background.append(tasks.create_task(self._behind_api_server()))
             log.info("listening", port=settings.port, uplinks=settings.uplink_port)
@@ -99,8 +100,9 @@ class Gateway:
                 task.cancel()
 
     def _public(self) -> Http:
-        door = TokenReviewDoor(self._reviews, self._settings.hosts)
-        return Http(door, self._sessions, Assets(), _nothing, one=ONE, mcp=True)
+        told = self._settings
+        door = TokenReviewDoor(self._reviews, told.hosts, told.proxy)
+        return Http(door, self._sessions, Assets(), _nothing, one=ONE, mcp=True, login=told.login)
 
     def _fronted(self) -> Http:
         door = FrontDoor(self._known)

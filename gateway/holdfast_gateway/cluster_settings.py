@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast_gateway.login import Login, Oidc, Token, TrustedProxy, networks
 from holdfast_wire.errors import BadRequest
 from holdfast_wire.uplink import PORT as UPLINK_PORT
 
@@ -20,12 +21,21 @@ class Settings:
     watch_namespaces: tuple[str, ...] = ()
     hosts: frozenset[str] = frozenset()
     """by which browsers may know this gateway; empty: any"""
+    oidc: Oidc | None = None
+    proxy: TrustedProxy | None = None
+    proxy_authority: str | None = None
+    """PEM: signs the certificate of the proxy"""
     aggregated: bool = True
     port: int = 8443
     front_port: int = 8444
     uplink_port: int = UPLINK_PORT
     health_port: int = 8080
     log_level: int = logging.INFO
+
+    @property
+    def login(self) -> Login:
+        ways = (self.oidc, Token(), self.proxy)
+        return Login(tuple(way for way in ways if way is not None))
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -40,9 +50,39 @@ class Settings:
             namespace=env.get("HOLDFAST_DEFAULT_NAMESPACE") or "default",
             watch_namespaces=tuple(dict.fromkeys(_words(env, "HOLDFAST_WATCH_NAMESPACES"))),
             hosts=frozenset(one.lower() for one in _words(env, "HOLDFAST_HOSTS")),
+            oidc=_oidc(env),
+            proxy=_proxy(env),
+            proxy_authority=env.get("HOLDFAST_PROXY_CA") or None,
             aggregated=aggregated == "true",
             log_level=int(getattr(logging, level)),
         )
+
+
+def _oidc(env: Mapping[str, str]) -> Oidc | None:
+    issuer = env.get("HOLDFAST_OIDC_ISSUER", "")
+    if not issuer:
+        return None
+    scopes = env.get("HOLDFAST_OIDC_SCOPES") or "openid"
+    return Oidc(issuer, env.get("HOLDFAST_OIDC_CLIENT_ID", ""), scopes)
+
+
+def _proxy(env: Mapping[str, str]) -> TrustedProxy | None:
+    near = networks(env.get("HOLDFAST_PROXY_NETWORKS", ""))
+    names = frozenset(_words(env, "HOLDFAST_PROXY_NAMES"))
+    if not near and not names:
+        return None
+    if names and not env.get("HOLDFAST_PROXY_CA"):
+        raise BadRequest(
+            "a proxy's names are worth nothing without the CA that signs them",
+            "set gateway.proxy.caBundle",
+        )
+    return TrustedProxy(
+        near,
+        names,
+        env.get("HOLDFAST_PROXY_USER_HEADER") or "X-Forwarded-User",
+        env.get("HOLDFAST_PROXY_GROUPS_HEADER") or "X-Forwarded-Groups",
+        env.get("HOLDFAST_PROXY_PREFIX", ""),
+    )
 
 
 def _words(env: Mapping[str, str], name: str) -> list[str]:

@@ -28,8 +28,9 @@ from holdfast_gateway import (
 from holdfast_gateway.assets import Assets, security_headers
 from holdfast_gateway.backend import Backend
 from holdfast_gateway.door import Door
+from holdfast_gateway.login import Login
 from holdfast_gateway.mcp_server import Mcp
-from holdfast_gateway.routes import ONE, Call, Route, Serving, Streams, answer
+from holdfast_gateway.routes import API, ONE, Call, Route, Serving, Streams, answer
 from holdfast_wire.errors import BadRequest, HoldfastError, Internal, NotFound, TooLarge
 
 BODY_LIMIT: Final = 1 << 20
@@ -56,12 +57,14 @@ class Http:
         outer: Sequence[Middleware] = (),
         *,
         mcp: bool = False,
+        login: Login = Login(),  # noqa: B008 - frozen
     ) -> None:
         """`one`: the path of one session; with `{namespace}` in it, where there are some. `more`:
-        routes beside these. `outer`: what every answer passes last. `mcp`: with `/mcp`."""
+        routes beside these. `outer`: what every answer passes last. `mcp`: with `/mcp`. `login`:
+        how the page gets past the door."""
         self._door, self._assets, self._one = door, assets, one
         self._serving = Serving(sessions, poke, Streams())
-        self._more, self._outer = more, outer
+        self._more, self._outer, self._login = more, outer, login
         self._mcp = Mcp(door, sessions) if mcp else None
         self._document = openapi.document(ROUTES, one)
 
@@ -73,6 +76,7 @@ class Http:
             [
                 *self._more,
                 web.get("/healthz", self._health),
+                web.get(f"{API}/login", self._ways),
                 web.get(openapi.PATH, self._described),
                 web.get(api_page.PATH, self._explained),
                 web.get("/{path:(?!(?:apis?|mcp)(?:/|$)).*}", self._asset),
@@ -101,7 +105,8 @@ class Http:
             log.fault("request_failed", error, method=request.method, path=request.path)
             response = _error(Internal("the gateway failed", "its log has the reason"))
         if not response.prepared:
-            response.headers.update(security_headers(request.headers.get("Host", "")))
+            host = request.headers.get("Host", "")
+            response.headers.update(security_headers(host, self._login.origins))
         milliseconds = round((time.monotonic() - began) * 1000, 1)
         log.debug(
             "request",
@@ -126,6 +131,9 @@ class Http:
 
     async def _health(self, _: web.Request) -> web.Response:
         return answer({"status": "ok"})
+
+    async def _ways(self, _: web.Request) -> web.Response:
+        return answer(self._login.to_json())
 
     async def _described(self, _: web.Request) -> web.Response:
         return answer(self._document)

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from holdfast_gateway.auth import Caller, Modality
 from holdfast_gateway.backend import Act
+from holdfast_gateway.login import AUDIENCE, Oidc
 from holdfast_kube.client import Api, Object, Resource
 from holdfast_wire.errors import Forbidden, Unauthenticated
 from holdfast_wire.ids import Actor
@@ -23,7 +24,6 @@ from holdfast_wire.ids import Actor
 TOKENS: Final = Resource("/apis/authentication.k8s.io/v1", "tokenreviews")
 ACCESS: Final = Resource("/apis/authorization.k8s.io/v1", "subjectaccessreviews")
 GROUP: Final = "subresources.holdfast.dev"
-AUDIENCE: Final = "holdfast"  # of the tokens that people and programs come with
 FRESH_SECONDS: Final = 2.0
 GRACE_SECONDS: Final = 60.0
 _MOST: Final = 10_000
@@ -64,21 +64,24 @@ def _failed(found: asyncio.Future[Any]) -> bool:
 
 
 class Reviews:
-    def __init__(self, api: Api) -> None:
-        self._api = api
+    def __init__(self, api: Api, oidc: Oidc | None = None) -> None:
+        """`oidc`: whose ID tokens people may come with."""
+        self._api, self._oidc = api, oidc
         self._tokens, self._access = Recent(), Recent()
 
     async def user(self, token: str, audience: str = AUDIENCE) -> Object:
         """The `user` of a valid token for this audience: username, uid, groups, extra."""
         if not token or len(token) > _MAX_TOKEN:
             raise _unauthenticated(audience)
+        # The API server knows no audience of ours in an ID token; that it is for us was looked at.
+        of_issuer = audience == AUDIENCE and self._oidc is not None and self._oidc.meant(token)
         # Not the token itself: what is kept in memory can be dumped.
         digest = hashlib.sha256(token.encode()).digest()
 
         async def ask() -> Object | None:
-            body = {"spec": {"token": token, "audiences": [audience]}}
-            status = (await self._api.create(TOKENS, "", body)).get("status") or {}
-            meant = audience in (status.get("audiences") or ())
+            spec = {"token": token, **({} if of_issuer else {"audiences": [audience]})}
+            status = (await self._api.create(TOKENS, "", {"spec": spec})).get("status") or {}
+            meant = of_issuer or audience in (status.get("audiences") or ())
             return (status.get("user") or {}) if status.get("authenticated") and meant else None
 
         found = await self._tokens.get((digest, audience), ask)

@@ -99,6 +99,7 @@ COMPONENTS: Final[dict[str, Schema]] = {
             "namespace": TEXT,
             "phase": TEXT,
             "epoch": maybe(COUNT),
+            "node": maybe(TEXT),
             "command": maybe(every(TEXT)),
             "created": maybe(TIME),
             "idle_seconds": NUMBER,
@@ -112,8 +113,8 @@ COMPONENTS: Final[dict[str, Schema]] = {
             "lead": maybe(TEXT),
             "exit": maybe(_EXIT),
         },
-        *("namespace", "phase", "epoch", "command", "created", "idle_seconds", "pid", "seq"),
-        *("oldest", "columns", "rows", "title", "holder", "lead", "exit"),
+        *("namespace", "phase", "epoch", "node", "command", "created", "idle_seconds", "pid"),
+        *("seq", "oldest", "columns", "rows", "title", "holder", "lead", "exit"),
     ),
     "Screen": thing(
         {

@@ -199,7 +199,8 @@ class Requests:
         graph = await self._hold.graph()
         boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         seen = self._told(observe(graph, frozen=self.frozen))
-        return {**asdict(graph), "ports": ports(graph, boot), "state": seen}
+        told = {"ports": ports(graph, boot), "state": seen, "boot": round(boot, 2)}
+        return {**asdict(graph), **told}
 
     async def _journal(self, _asker: Asker, body: Body) -> Body:
         after = number_of(body, "after", 0, 0, 2**53)

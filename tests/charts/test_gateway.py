@@ -9,6 +9,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from holdfast_gateway.cluster_settings import Settings
 from holdfast_wire import uplink
 
 from .test_chart import Run, deployed, environment, operator
@@ -51,6 +52,18 @@ def test_a_certificate_for_the_names_it_is_reached_by(render: Render) -> None:
     dialled = environment(operator(items)[1])["HOLDFAST_GATEWAY"]
     assert {host, dialled.rpartition(":")[0], "holdfast.example.com"} <= set(names)
     assert dialled.endswith(f":{uplink.PORT}")
+
+
+def test_how_people_sign_in(render: Render) -> None:
+    told = environment(deployed(render(), "gateway")[1])
+    assert not [name for name in told if name.startswith(("HOLDFAST_OIDC", "HOLDFAST_PROXY"))]
+    ways = {
+        "oidc": {"issuer": "https://login.example/realm", "clientId": "page"},
+        "proxy": {"names": ["auth-proxy"], "caBundle": "PEM", "networks": ["10.0.0.0/8"]},
+    }
+    settings = Settings.from_env(environment(deployed(render(gateway=ways), "gateway")[1]))
+    assert [way["kind"] for way in settings.login.to_json()["ways"]] == ["oidc", "token", "proxy"]
+    assert settings.proxy_authority == "PEM"
 
 
 def test_each_port_has_a_service_of_its_own(render: Render) -> None:

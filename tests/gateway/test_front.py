@@ -22,6 +22,7 @@ from holdfast_gateway.backend import Act
 from holdfast_gateway.certificates import Certificate
 from holdfast_gateway.cluster_http import ONE, ONE_AGGREGATED, Discovery, FrontDoor, TokenReviewDoor
 from holdfast_gateway.http import Http
+from holdfast_gateway.login import TrustedProxy
 from holdfast_gateway.reviews import Reviews
 from holdfast_wire.errors import Forbidden, Unauthenticated
 from uplink_kit import Authority, authority
@@ -34,6 +35,7 @@ PUBLISHED = {
     "requestheader-group-headers": '["X-Remote-Group"]',
     "requestheader-extra-headers-prefix": '["X-Remote-Extra-"]',
 }
+PROXY = TrustedProxy(names=frozenset({"auth-proxy"}))
 PEER = {"subject": ((("commonName", "front-proxy-client"),),)}
 ROOT = "/apis/subresources.holdfast.dev/v1alpha1"
 
@@ -143,6 +145,7 @@ async def served(
     made = Served(tmp_path, front_ca, own)
     async with sessions_of(api) as (backend, _uplinks, _):
         public = TokenReviewDoor(Reviews(api), frozenset({"localhost"}))  # type: ignore[arg-type]
+        proxied = TokenReviewDoor(Reviews(api), frozenset(), PROXY)  # type: ignore[arg-type]
         more = Discovery(door).routes()
         outer = (cluster_http.as_status,)
         apps = {
@@ -151,6 +154,10 @@ async def served(
                 certificate.context(known.authority),
             ),
             "public": (Http(public, backend, Assets(), nothing, ONE), certificate.context()),
+            "proxied": (
+                Http(proxied, backend, Assets(), nothing, ONE),
+                certificate.context(front_ca.pem, optional=True),
+            ),
         }
         for name, (http, tls) in apps.items():
             runner = web.AppRunner(http.application(), access_log=None)
@@ -229,6 +236,24 @@ async def test_tokens_at_the_public_door(served: Served) -> None:
         assert status == 403
     stream = path.replace("state", "stream")
     assert (await served.get("public", stream, Upgrade="websocket"))[0] == 401  # attack 2
+
+
+async def test_an_auth_proxy_is_known_by_its_certificate(
+    served: Served, front_ca: Authority, own: Authority
+) -> None:
+    path = "/api/v1/namespaces/ns/sessions/it/state"
+    status, body = await served.get("proxied", path, front_ca, "auth-proxy", X_Forwarded_User="ada")
+    assert (status, body["activity"]) == (200, "ended")
+    # Who shows none, or one with another name, is nobody; one of another authority ends it.
+    for by, name in ((None, ""), (front_ca, "somebody")):
+        status, body = await served.get("proxied", path, by, name, X_Forwarded_User="ada")
+        assert (status, body["error"]["code"]) == (403, "forbidden")
+    with pytest.raises(aiohttp.ClientError):
+        await served.get("proxied", path, own, "auth-proxy", X_Forwarded_User="ada")
+    assert (await served.get("proxied", path, Authorization="Bearer hers"))[0] == 200
+    # Where no proxy is set, the header is nothing.
+    status, _ = await served.get("public", path, None, "", X_Forwarded_User="ada")
+    assert status == 401
 
 
 async def test_the_list_is_the_callers(served: Served) -> None:

@@ -74,7 +74,7 @@ def test_what_is_served_is_described(one: str, place: Place) -> None:
         for method in methods
     }
     beside = {path for _, path in served - told}
-    assert beside == {PATH, api_page.PATH}
+    assert beside == {PATH, api_page.PATH, f"{API}/login"}
     assert told <= served
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,12 +97,9 @@ class Tab:
 
     def says(self, selector: str, text: str, seconds: float = 40.0) -> None:
         """An element of the page, not of the terminal, comes to hold this text."""
-        place = self.page.locator(selector)
-
-        def look() -> bool:
-            return any(text in found for found in place.all_inner_texts())
-
-        until(look, f"{selector} to say {text!r}", seconds)
+        # The browser itself waits for it: to ask again and again keeps two processes busy.
+        place = self.page.locator(selector).filter(has_text=re.compile(re.escape(text)))
+        place.filter(visible=True).first.wait_for(timeout=seconds * 1000)
 
     @property
     def size(self) -> tuple[int, int]:

@@ -1,36 +1,10 @@
-// The gateway's HTTP side, and the token that opens it.
-//
-// The token comes in the fragment, which browsers send to nobody. It moves to this tab's storage at
-// once and leaves the address bar, so that a screenshot or a copied link does not give it away.
+// The gateway's HTTP side. A session is `{namespace, name}`; on one machine it has no namespace.
 
-const TOKEN = 'holdfast.token';
+import * as credentials from './credentials.js';
 
-export function takeFragment() {
-  const given = new URLSearchParams(location.hash.slice(1));
-  if (given.has('token')) {
-    sessionStorage.setItem(TOKEN, given.get('token'));
-    given.delete('token');
-    rewrite(given);
-  }
-  return { session: given.get('session'), mode: given.get('mode') === 'view' ? 'view' : 'write' };
-}
-
-export function rememberSession(session, mode) {
-  const fragment = new URLSearchParams({ session });
-  if (mode === 'view') fragment.set('mode', mode);
-  rewrite(fragment);
-}
-
-export function forgetSession() {
-  rewrite(new URLSearchParams());
-}
-
-function rewrite(fragment) {
-  const text = fragment.toString();
-  history.replaceState(null, '', location.pathname + (text ? `#${text}` : ''));
-}
-
-export const token = () => sessionStorage.getItem(TOKEN) ?? '';
+const API = '/api/v1';
+// Longer than the gateway takes to say that a session does not answer.
+const PATIENCE_MS = 20000;
 
 export class ApiError extends Error {
   constructor(status, { code = 'internal', message = 'the gateway failed', advice = '' } = {}) {
@@ -40,33 +14,53 @@ export class ApiError extends Error {
 }
 
 async function get(path) {
-  const headers = { Authorization: `Bearer ${token()}` };
-  const response = await fetch(path, { headers, cache: 'no-store' });
+  const token = credentials.token();
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const signal = AbortSignal.timeout(PATIENCE_MS);
+  const response = await fetch(API + path, { headers, cache: 'no-store', signal });
   const body = await response.json().catch(() => ({}));
   if (!response.ok) throw new ApiError(response.status, body.error);
   return body;
 }
 
-const pathOf = (session) => `/api/v1/sessions/${encodeURIComponent(session)}`;
+function pathOf({ namespace, name }) {
+  const within = namespace ? `/namespaces/${encodeURIComponent(namespace)}` : '';
+  return `${within}/sessions/${encodeURIComponent(name)}`;
+}
 
-export const sessions = async () => (await get('/api/v1/sessions')).sessions;
+export const ways = async () => (await get('/login')).ways;
+export const sessions = async () => (await get('/sessions')).sessions;
 export const info = (session) => get(pathOf(session));
+export const graph = (session) => get(`${pathOf(session)}/graph`);
+export const journal = async (session, limit) => (await get(`${pathOf(session)}/journal?limit=${limit}`)).records;
 
 export function streamAddress(session) {
+  const token = credentials.token();
+  const scheme = location.protocol === 'https:' ? 'wss' : 'ws';
   return {
-    url: `ws://${location.host}${pathOf(session)}/stream`,
-    protocols: ['holdfast.v1', `bearer.${token()}`],
+    url: `${scheme}://${location.host}${API}${pathOf(session)}/stream`,
+    protocols: ['holdfast.v1', ...(token ? [`bearer.${token}`] : [])],
   };
 }
 
-/** Why a stream could not be opened, in the words of stream.js. */
+// Phases in which a session is not there yet, and will be.
+const COMING = new Set(['Pending', 'Starting', 'Moving', 'Restoring', 'Suspended', 'Lost']);
+const VERDICTS = {
+  unauthenticated: 'refused',
+  forbidden: 'forbidden',
+  not_found: 'gone',
+  bad_name: 'gone',
+  ended: 'ended',
+  unsupported: 'unsupported',
+};
+
+/** Why a stream cannot be opened, in the words of stream.js: `{verdict, error, info}`. */
 export async function verdict(session) {
   try {
-    const { state } = await info(session);
-    return state?.activity === 'ended' ? 'ended' : 'away';
+    const found = await info(session);
+    if (found.state?.activity === 'ended') return { verdict: 'ended', info: found };
+    return { verdict: COMING.has(found.phase) ? 'coming' : 'away', info: found };
   } catch (error) {
-    if (error.status === 401) return 'refused';
-    if (error.status === 404 || error.status === 400) return 'gone';
-    return 'away';
+    return { verdict: VERDICTS[error.code] ?? 'away', error };
   }
 }

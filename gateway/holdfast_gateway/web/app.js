@@ -1,28 +1,29 @@
-// The page: which session, its stream, its terminal, and the bar above it.
+// The page: where it is (a session, or all of them), who is signed in, and the window around it.
 
 import * as api from './api.js';
+import { Attachment } from './attachment.js';
+import * as credentials from './credentials.js';
+import { byId, element, harmless, icon, shortName } from './dom.js';
+import { SessionList } from './list.js';
+import * as oidc from './oidc.js';
+import { Panel } from './panel.js';
+import * as route from './route.js';
+import * as signin from './signin.js';
+import { State } from './stream.js';
 import { Screen } from './terminal.js';
-import { State, Stream } from './stream.js';
 import * as themes from './themes.js';
 import { KeyRow, scrollByTouch } from './touch.js';
 import * as view from './view.js';
 
-const byId = (id) => document.getElementById(id);
 const LIST_EVERY_MS = 3000;
-// Half a second of trouble is not worth a word: a restarted sidecar is back by then.
-const QUIET_MS = 500;
-// What a session says it does when it takes no input.
-const BUSY = { moving: 'Moving to another node…', saving: 'Being stored…' };
-
-const world = {
-  WebSocket,
-  setTimeout: (act, ms) => setTimeout(act, ms),
-  clearTimeout: (timer) => clearTimeout(timer),
-  now: () => Date.now(),
-  random: () => crypto.randomUUID(),
-};
 const toText = new TextDecoder();
 const toBytes = new TextEncoder();
+
+let current = null; // the Attachment shown, if any
+let known = []; // the last list of sessions
+let ways = []; // how one may sign in here
+let choosing = false; // whether the list is what the page shows, or a message or a session
+let lister = 0;
 
 // Colours
 
@@ -35,6 +36,12 @@ function setTheme(name) {
   screen.setTheme(themes[name]);
 }
 
+function otherTheme() {
+  const next = theme() === 'dark' ? 'light' : 'dark';
+  localStorage.setItem('holdfast.theme', next);
+  setTheme(next);
+}
+
 function followSystemTheme() {
   const light = matchMedia('(prefers-color-scheme: light)');
   light.addEventListener('change', () => {
@@ -42,10 +49,10 @@ function followSystemTheme() {
   });
 }
 
-// One session on the page
+// The parts
 
 const screen = new Screen(byId('terminal'), {
-  input: (bytes, idle) => current?.type(bytes, idle),
+  input: (bytes, idle) => typed(bytes, idle),
   behind: () => current?.stream.fallBehind(),
   caughtUp: () => current?.stream.caughtUp(),
 }, themes[theme()]);
@@ -55,174 +62,79 @@ const keys = new KeyRow(byId('keys'), {
   application: () => screen.terminal.modes.applicationCursorKeysMode,
 });
 
-let current = null; // the Attachment shown, if any
-let known = []; // the last list of sessions
+const panel = new Panel({
+  heard: () => current?.stream.heard ?? 0,
+  about: () => current?.about ?? {},
+  changed: () => (current === null || panel.open || coarse() ? undefined : screen.focus()),
+});
 
-class Attachment {
-  #name;
-  #mode;
-  #self = null;
-  #lead = null;
-  #title = '';
-  #state = null;
-  #countdown = 0;
+const list = new SessionList();
+const coarse = () => matchMedia('(pointer: coarse)').matches;
 
-  constructor(name, mode) {
-    this.#name = name;
-    this.#mode = mode;
-    const options = {
-      ...api.streamAddress(name),
-      mode,
-      size: () => screen.measure(),
-      probe: () => api.verdict(name),
-    };
-    this.stream = new Stream(options, {
-      state: (state, until) => this.#link(state, until),
-      attached: (body) => this.#attached(body),
-      snapshot: (part) => screen.snapshot(part),
-      output: (bytes) => screen.write(bytes),
-      resize: (size) => screen.resizeTo(size),
-      news: (body) => this.#news(body),
-      error: (error) => this.#complain(error),
-    }, world);
-  }
-
-  get name() {
-    return this.#name;
-  }
-
-  start() {
-    screen.clear();
-    screen.setReadOnly(this.#mode === 'view');
-    view.showTerminal();
-    view.showClients([], null);
-    view.hideActivity();
-    this.showName();
-    this.stream.start();
-  }
-
-  stop() {
-    clearInterval(this.#countdown);
-    view.showNotice(null);
-    view.hideToast();
-    this.stream.stop();
-  }
-
-  showName() {
-    view.showName(this.#name, this.#title, known.length > 1);
-  }
-
-  /** What the terminal hears: keys, pastes, mouse, and idle reports that only the lead sends. */
-  type(bytes, idle) {
-    if (idle && this.#lead !== this.#self) return;
-    const { ctrl, alt } = keys.held;
-    this.send(ctrl || alt ? toBytes.encode(keys.modify(toText.decode(bytes))) : bytes);
-  }
-
-  send(bytes) {
-    if (this.#mode === 'view' || this.stream.state === State.ended) return;
-    screen.terminal.scrollToBottom();
-    if (!this.stream.send(bytes)) view.showToast('Not sent: too much is waiting for the connection.');
-  }
-
-  #attached(body) {
-    this.#self = body.client;
-    this.#title = body.title ?? '';
-    // Not its size: that comes with the snapshot, or where it changed in the resumed stream.
-    this.showName();
-    this.#showClients(body.clients ?? [], body.lead);
-    this.#showState(body.state);
-  }
-
-  #news(body) {
-    if (body.kind === 'clients') this.#showClients(body.clients ?? [], body.lead);
-    else if (body.kind === 'state') this.#showState(body.state ?? body);
-    else if (body.kind === 'ended') this.#showState({ activity: 'ended', exit: body.exit });
-    else if (Object.hasOwn(BUSY, body.kind)) view.showNotice({ text: BUSY[body.kind], spin: true });
-    else if (body.kind === 'stayed') view.showNotice(null);
-    else if (body.kind === 'title') {
-      this.#title = body.title ?? '';
-      this.showName();
-    }
-  }
-
-  #showClients(clients, lead) {
-    this.#lead = lead ?? null;
-    const marked = clients.map((client) => ({ ...client, lead: client.client === lead }));
-    view.showClients(marked, this.#self);
-  }
-
-  #showState(state) {
-    if (!state) return;
-    this.#state = state;
-    view.showActivity(state);
-    if (state.activity === 'ended') this.#showEnd();
-  }
-
-  #showEnd() {
-    clearInterval(this.#countdown);
-    byId('app').dataset.link = 'up';
-    view.showConnection(State.ended);
-    screen.setReadOnly(true);
-    const text = view.endingSentence(this.#state?.exit);
-    view.showNotice({ text, low: true, action: { label: 'All sessions', act: choose } });
-  }
-
-  #link(state, until) {
-    clearInterval(this.#countdown);
-    view.showConnection(state);
-    if (state === State.connected) {
-      byId('app').dataset.link = 'up';
-      view.showNotice(null);
-    } else if (state === State.waiting) {
-      this.#countdown = setInterval(() => this.#showTrouble(until), 250);
-      if (until - Date.now() > QUIET_MS) this.#showTrouble(until);
-    } else if (state === State.connecting && byId('app').dataset.link === 'down') {
-      this.#showTrouble(0);
-    } else if (state === State.ended) this.#ended();
-    else if (state === State.refused) showRefused();
-    else if (state === State.gone) showGone(this.#name);
-  }
-
-  // Stays through the attempts that fail; only success takes it away.
-  #showTrouble(until) {
-    byId('app').dataset.link = 'down';
-    const seconds = Math.ceil((until - Date.now()) / 1000);
-    const next = seconds > 0 ? `Trying again in ${seconds} s` : 'Reconnecting…';
-    const action = { label: 'Try now', act: () => this.stream.tryNow() };
-    view.showNotice({ text: `Connection lost. ${next}`, spin: true, action });
-  }
-
-  // Found ended on connecting, when nobody is left to tell how: the folder still knows.
-  async #ended() {
-    if (this.#state?.activity === 'ended') return this.#showEnd();
-    const { state } = await api.info(this.#name).catch(() => ({ state: null }));
-    this.#showState(state ?? { activity: 'ended', exit: null });
-  }
-
-  #complain(error) {
-    const advice = error.advice ? ` ${capital(error.advice)}.` : '';
-    const take = { label: 'Take the turn', act: () => this.#take() };
-    view.showToast(`${capital(error.message)}.${advice}`, error.code === 'no_turn' ? take : null);
-  }
-
-  #take() {
-    view.hideToast();
-    this.stream.ask('take').catch((error) => this.#complain({ message: error.message }));
-    screen.focus();
-  }
+/** What the terminal hears: keys, pastes, mouse, and idle reports. */
+function typed(bytes, idle) {
+  if (current === null || (idle && !current.leads)) return;
+  const { ctrl, alt } = keys.held;
+  current.send(ctrl || alt ? toBytes.encode(keys.modify(toText.decode(bytes))) : bytes);
 }
 
-const capital = (text) => {
-  const shown = view.harmless(text, 200).replace(/\.$/, '');
-  return shown.charAt(0).toUpperCase() + shown.slice(1);
-};
+// Signing in
+
+const byLink = () => ways.some(({ kind }) => kind === 'link');
+
+/** Nobody is signed in, or not any more. What was shown stays behind the dialog. */
+function needSignIn(error) {
+  clearTimeout(lister);
+  if (byLink()) return showNeedsLink();
+  const has = credentials.token() !== '';
+  if (signin.shown()) return signin.complain(error);
+  return signin.show(ways, has ? error : null, signedIn);
+}
+
+async function signedIn(token, kept) {
+  credentials.take(token, { kept });
+  try {
+    known = await api.sessions();
+  } catch (error) {
+    if (error.code === 'unauthenticated') credentials.forget();
+    return signin.complain(error);
+  }
+  signin.hide();
+  showAccount();
+  if (current?.stream.state === State.refused) current.stream.start();
+  return begin(true);
+}
+
+function signOut() {
+  credentials.forget();
+  leave();
+  known = [];
+  history.replaceState(null, '', location.pathname + route.format(null));
+  showAccount();
+  needSignIn(null);
+}
+
+function showAccount() {
+  byId('account').hidden = byLink() || credentials.token() === '';
+}
+
+function toggleAccount() {
+  const menu = byId('account-menu');
+  if (!menu.hidden) return view.hideMenus();
+  const { name, until } = credentials.holder(credentials.token());
+  const time = until && new Date(until).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', hour12: false });
+  return view.openMenu(menu, byId('account'), [
+    element('p', { class: 'who' }, 'Signed in as ', element('b', { title: harmless(name, 200) }, shortName(name)), time ? ` until ${time}` : ''),
+    element('button', { type: 'button', role: 'menuitem', onclick: otherTheme }, icon('sun'), 'Other colours'),
+    element('button', { type: 'button', role: 'menuitem', onclick: signOut }, icon('leave'), 'Sign out'),
+  ]);
+}
 
 // Whole pages
 
-function showRefused() {
+function showNeedsLink() {
   leave();
-  const has = api.token() !== '';
+  const has = credentials.token() !== '';
   view.showMessage({
     sign: 'key',
     alarm: has,
@@ -234,20 +146,21 @@ function showRefused() {
   });
 }
 
-function showGone(name) {
+function showOver(message) {
   leave();
-  view.showMessage({
-    title: 'No such session',
-    text: `There is no session named “${view.harmless(name, 63)}” here. It may have been removed.`,
-    action: { label: 'All sessions', act: choose },
-  });
+  const reload = { label: 'Reload', act: () => location.reload() };
+  view.showMessage({ ...message, action: message.reload ? reload : { label: 'All sessions', act: choose } });
 }
 
 function showEmpty() {
-  view.showMessage({
+  view.showMessage(byLink() ? {
     title: 'No sessions yet',
     text: 'Start one in a terminal. It appears here by itself, and goes on when you close this page.',
     code: 'holdfast run -- bash',
+  } : {
+    title: 'No sessions to see',
+    text: 'There are none, or you may see none of them. One that you start appears here by itself:',
+    code: 'kubectl holdfast run build --image debian',
   });
 }
 
@@ -265,64 +178,77 @@ function leave() {
   current = null;
   choosing = false;
   byId('app').dataset.link = 'none';
-  view.showName('holdfast', '', false);
+  view.showName(null, '', false);
   view.showClients([], null);
   view.hideActivity();
   view.showConnection(State.stopped);
-  view.hideMenu();
+  view.hideMenus();
+  panel.of(null);
 }
 
-function open(name, mode = 'write') {
-  view.hideMenu();
-  if (current?.name === name && current.stream.state !== State.stopped) return screen.focus();
+const go = (session) => {
+  view.hideMenus();
+  if (route.same(session, current?.session ?? null)) screen.focus();
+  else location.hash = route.format(session);
+};
+
+function open(session, mode) {
+  view.hideMenus();
+  if (route.same(session, current?.session ?? null) && current.stream.state !== State.stopped) return;
   current?.stop();
   choosing = false;
-  api.rememberSession(name, mode);
-  current = new Attachment(name, mode);
-  current.start();
-  if (!matchMedia('(pointer: coarse)').matches) screen.focus();
-  return undefined;
+  current = new Attachment(session, mode, screen, {
+    refused: needSignIn,
+    over: showOver,
+    named: () => current?.showName(known.length > 1),
+    leave: choose,
+  });
+  current.start(known.length > 1);
+  panel.of(session);
+  if (!coarse()) screen.focus();
 }
 
 /** The page of all sessions. */
 function choose() {
+  if (route.parse(location.hash).session === null && choosing) return;
   leave();
-  api.forgetSession();
   choosing = true;
-  list(false);
+  if (location.hash !== '#/') history.pushState(null, '', route.format(null));
+  look(false);
 }
-
-let choosing = false; // whether the list is what the page shows, or a message or a session
-let lister = 0;
 
 // The list is looked at again and again: it is the page's content, or tells whether there is
 // another session to pick. A single one opens by itself when the page comes up, not when a person
 // asked for the list.
-async function list(openSingle) {
+async function look(openSingle) {
   clearTimeout(lister);
-  try {
-    known = await api.sessions();
-    if (choosing) showList(openSingle);
-    current?.showName();
-  } catch (error) {
-    if (error.status === 401) return showRefused();
-    if (choosing) showAway();
+  if (!document.hidden) {
+    try {
+      known = await api.sessions();
+      if (choosing) showList(openSingle);
+      current?.showName(known.length > 1);
+    } catch (error) {
+      if (error.status === 401) return needSignIn(error);
+      if (choosing) showAway();
+    }
   }
   clearTimeout(lister); // another call may have been faster
-  lister = setTimeout(() => list(openSingle && known.length === 0), LIST_EVERY_MS);
+  lister = setTimeout(() => look(openSingle && known.length === 0), LIST_EVERY_MS);
   return undefined;
 }
 
 function showList(openSingle) {
-  if (known.length === 0) showEmpty();
-  else if (openSingle && known.length === 1) open(known[0].session);
-  else view.showSessions(known, open);
+  if (known.length === 0) return showEmpty();
+  if (!openSingle || known.length > 1 || !byLink()) return list.show(known);
+  const only = route.named(known[0]);
+  history.replaceState(null, '', route.format(only));
+  return open(only, 'write');
 }
 
 async function toggleMenu() {
-  if (!byId('menu').hidden) return view.hideMenu();
+  if (!byId('menu').hidden) return view.hideMenus();
   known = await api.sessions().catch(() => known);
-  return view.showMenu(known, current?.name, open);
+  return view.showMenu(known, current?.session ?? null, go);
 }
 
 // The window
@@ -344,54 +270,88 @@ function windowChanged() {
   }, 80);
 }
 
+function menuKeys(event) {
+  const items = [...event.currentTarget.querySelectorAll('button')];
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (step) items.at((items.indexOf(document.activeElement) + step) % items.length)?.focus();
+  if (event.key !== 'Escape') return;
+  view.hideMenus();
+  if (current) screen.focus();
+}
+
 function listen() {
   byId('home').addEventListener('click', choose);
   byId('picker').addEventListener('click', toggleMenu);
+  byId('account').addEventListener('click', toggleAccount);
   // A session smaller than the window leaves room beside it; a tap there means the session too.
   byId('terminal').addEventListener('click', () => screen.focus());
-  byId('theme').addEventListener('click', () => {
-    const next = theme() === 'dark' ? 'light' : 'dark';
-    localStorage.setItem('holdfast.theme', next);
-    setTheme(next);
-  });
+  byId('theme').addEventListener('click', otherTheme);
+  signin.holdOpen();
   document.addEventListener('pointerdown', ({ target }) => {
-    if (!byId('menu').hidden && !target.closest('#menu, #picker')) view.hideMenu();
+    if (!target.closest('.menu, [aria-haspopup="menu"]')) view.hideMenus();
   });
-  byId('menu').addEventListener('keydown', (event) => {
-    const items = [...byId('menu').children];
-    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (step) items.at((items.indexOf(document.activeElement) + step) % items.length)?.focus();
-    if (event.key === 'Escape') {
-      view.hideMenu();
-      screen.focus();
-    }
-  });
+  for (const menu of document.querySelectorAll('.menu')) menu.addEventListener('keydown', menuKeys);
   new ResizeObserver(windowChanged).observe(byId('terminal'));
   window.visualViewport?.addEventListener('resize', windowChanged);
   window.visualViewport?.addEventListener('scroll', windowChanged);
   window.addEventListener('online', () => current?.stream.tryNow());
   document.addEventListener('visibilitychange', () => document.hidden || current?.stream.tryNow());
-  window.addEventListener('hashchange', begin);
+  window.addEventListener('hashchange', () => begin(false));
   scrollByTouch(byId('terminal'), screen.terminal);
 }
 
-function begin() {
-  const { session, mode } = api.takeFragment();
-  if (api.token() === '') return showRefused();
-  if (session) {
-    current?.stop();
-    current = null;
-    open(session, mode);
+// Beginning
+
+/** Shows what the address names. `first`: the page has just come up. */
+function begin(first) {
+  const { session, mode, token, wrong } = route.parse(location.hash);
+  if (token !== null) {
+    // It comes in the fragment, which browsers send to nobody, and leaves the address bar at once,
+    // so that a screenshot or a copied link does not give it away.
+    credentials.take(token, { kept: true });
+    history.replaceState(null, '', location.pathname + route.format(session, mode));
   }
-  choosing = !session && current === null;
-  return list(choosing);
+  if (byLink() && credentials.token() === '') return showNeedsLink();
+  if (wrong) return showOver({ sign: 'mark', title: 'No such session', text: `“${harmless(wrong, 130)}” names none.` });
+  if (session) {
+    open(session, mode);
+  } else if (!choosing) {
+    leave();
+    choosing = true;
+  }
+  return look(choosing && (first || token !== null));
+}
+
+async function comeBack() {
+  const query = location.search;
+  history.replaceState(null, '', location.pathname + oidc.destination()); // without the code
+  try {
+    const { token, kept } = await oidc.finish(ways, query);
+    await signedIn(token, kept);
+  } catch (error) {
+    signin.show(ways, error, signedIn);
+  }
+}
+
+async function arrive() {
+  try {
+    ways = await api.ways();
+  } catch {
+    showAway();
+    return setTimeout(arrive, LIST_EVERY_MS);
+  }
+  showAccount();
+  if (oidc.returning(location.search)) return comeBack();
+  const proxied = ways.some(({ kind }) => kind === 'proxy');
+  if (!byLink() && !proxied && credentials.token() === '') return needSignIn(null);
+  return begin(true);
 }
 
 setTheme(theme());
 leave();
 followSystemTheme();
 listen();
-begin();
+arrive();
 
 // For a curious person at the console.
 globalThis.holdfast = Object.freeze({ terminal: screen.terminal, link: () => current?.stream.state });

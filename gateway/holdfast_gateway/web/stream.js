@@ -15,12 +15,18 @@ export const State = Object.freeze({
   waiting: 'waiting', // for the next attempt, at `until`
   behind: 'behind', // connected, but output is not taken until the terminal has caught up
   ended: 'ended',
-  refused: 'refused', // wrong token
+  refused: 'refused', // no token, or one that is not valid any more; `start` again with another
+  forbidden: 'forbidden', // not even to look
   gone: 'gone', // no such session
+  unsupported: 'unsupported', // the two sides do not speak a common version
   stopped: 'stopped',
 });
+// What the gateway says before it closes for good, and not of a single act.
+const FAREWELLS = new Set(['unauthenticated', 'forbidden', 'unsupported']);
 const SKIPPED = new Set(['snapshot', 'output', 'gap', 'resize']);
-const FINAL = new Set([State.ended, State.refused, State.gone, State.stopped]);
+const FINAL = new Set([
+  State.ended, State.refused, State.forbidden, State.gone, State.unsupported, State.stopped,
+]);
 
 // The first retry is at once: a restarted gateway or sidecar is back within that time.
 const BACKOFF_MS = [0, 150, 300, 600, 1200, 2500, 5000, 10000];
@@ -51,15 +57,21 @@ export class Stream {
   #retry = null;
   #silence = null;
   #asked = new Map(); // request number → {resolve, reject}
+  #mode;
+  #farewell = null; // the error that the other side is about to close with
+  #heard = 0;
 
   /**
-   * options: {url, protocols, mode, size: () => ({columns, rows}), probe: async () => verdict}
-   *   `probe` says why a connection could not be made: 'refused', 'gone', 'ended' or 'away'.
-   * on: {state, attached, snapshot, output, resize, news, error}
+   * options: {address: () => ({url, protocols}), mode, size: () => ({columns, rows}),
+   *           probe: async () => ({verdict, error})}
+   *   `probe` says why a connection cannot be made: a final state, 'coming' (it will be there, and
+   *   is worth waiting for) or 'away'.
+   * on: {state(state, until, error), mode(mode, error), attached, snapshot, output, resize, news, error}
    * world: {WebSocket, setTimeout, clearTimeout, now, random}
    */
   constructor(options, on, world) {
     this.#options = options;
+    this.#mode = options.mode;
     this.#on = on;
     this.#world = world;
     this.#prefix = `${world.random()}-`;
@@ -67,6 +79,28 @@ export class Stream {
 
   get state() {
     return this.#state;
+  }
+
+  get mode() {
+    return this.#mode;
+  }
+
+  get seq() {
+    return this.#seq;
+  }
+
+  /** How many messages came: whether anything can have changed. */
+  get heard() {
+    return this.#heard;
+  }
+
+  /** To type, or to watch only: the same stream, at its seq. */
+  setMode(mode) {
+    if (mode === this.#mode || FINAL.has(this.#state)) return;
+    this.#mode = mode;
+    this.#on.mode(mode, null);
+    this.#drop();
+    this.#connect();
   }
 
   start() {
@@ -135,7 +169,7 @@ export class Stream {
   #connect() {
     this.#clear();
     this.#become(State.connecting);
-    const { url, protocols } = this.#options;
+    const { url, protocols } = this.#options.address();
     const socket = new this.#world.WebSocket(url, protocols);
     socket.binaryType = 'arraybuffer';
     this.#socket = socket;
@@ -150,12 +184,20 @@ export class Stream {
     socket.onclose = () => {
       if (socket === this.#socket) this.#closed(opened);
     };
-    this.#silence = this.#world.setTimeout(() => this.#lost(), CONNECT_MS);
+    this.#silence = this.#world.setTimeout(() => this.#slow(socket), CONNECT_MS);
+  }
+
+  // The gateway does not answer an upgrade while it waits for the session: one that is being woken
+  // or moved takes its time, and to begin again would not be faster.
+  async #slow(socket) {
+    const { verdict } = await this.#options.probe();
+    if (socket !== this.#socket || this.#attached) return;
+    if (verdict !== 'coming') this.#lost();
+    else this.#silence = this.#world.setTimeout(() => this.#slow(socket), CONNECT_MS);
   }
 
   #attach() {
-    const { mode, size } = this.#options;
-    const body = { mode, ...size() };
+    const body = { mode: this.#mode, ...this.#options.size() };
     if (this.#seq !== null) body.resume = { session_id: this.#sessionId, seq: this.#seq };
     this.#socket.send(encode({ frame: 'attach', body }));
     this.#listen();
@@ -171,6 +213,7 @@ export class Stream {
   #clear() {
     this.#socket = null;
     this.#attached = false;
+    this.#farewell = null;
     this.#world.clearTimeout(this.#retry);
     this.#world.clearTimeout(this.#silence);
     for (const { reject } of this.#asked.values()) reject(new Error('the connection was lost'));
@@ -184,22 +227,29 @@ export class Stream {
   }
 
   async #closed(opened) {
+    const told = this.#farewell;
     this.#clear();
     if (FINAL.has(this.#state)) return;
-    if (!opened) {
+    if (told?.code === 'unsupported') return this.#become(State.unsupported, null, told);
+    if (told?.code === 'forbidden' && this.#mode === 'write') {
+      // Perhaps he may look.
+      this.#mode = 'view';
+      this.#unacked.clear();
+      this.#unackedBytes = 0;
+      this.#on.mode('view', told);
+      return this.#connect();
+    }
+    if (!opened || told !== null) {
       // A browser does not say why an upgrade failed; ask by plain HTTP.
       const mark = (this.#socket = { close() {} }); // nobody starts another attempt meanwhile
-      const verdict = await this.#options.probe();
-      if (this.#socket !== mark) return;
+      const { verdict, error } = await this.#options.probe();
+      if (this.#socket !== mark) return undefined;
       this.#socket = null;
-      if (verdict in State && FINAL.has(verdict)) {
-        this.#become(verdict);
-        return;
-      }
+      if (FINAL.has(verdict)) return this.#become(verdict, null, error ?? null);
     }
     const pause = BACKOFF_MS[Math.min(this.#attempts++, BACKOFF_MS.length - 1)];
     this.#retry = this.#world.setTimeout(() => this.#connect(), pause);
-    this.#become(State.waiting, this.#world.now() + pause);
+    return this.#become(State.waiting, this.#world.now() + pause);
   }
 
   #listen() {
@@ -211,22 +261,26 @@ export class Stream {
     }, SILENCE_MS);
   }
 
-  #become(state, until = null) {
+  #become(state, until = null, error = null) {
     if (state === this.#state && until === null) return;
     this.#state = state;
-    this.#on.state(state, until);
+    this.#on.state(state, until, error);
   }
 
   // Frames
 
   #receive(message) {
     this.#listen();
+    this.#heard += 1;
     try {
       for (const frame of decode(message)) this.#take(frame);
     } catch (error) {
-      // Out of step: nothing after this can be trusted, so begin again with a snapshot.
+      // Out of step: nothing after this can be trusted, so begin again with a snapshot. Of another
+      // version it would be the same again.
       this.#seq = null;
-      this.#on.error({ code: error.code ?? 'internal', message: error.message, advice: '' });
+      const told = { code: error.code ?? 'internal', message: error.message, advice: '' };
+      if (told.code === 'unsupported') this.#farewell = told;
+      else this.#on.error(told);
       this.#lost();
     }
   }
@@ -298,6 +352,7 @@ export class Stream {
     this.#asked.delete(ref);
     this.#settle(ref); // it was refused; sending it again would only be refused again
     if (asked) asked.reject(Object.assign(new Error(body.message), body));
+    else if (ref === 0 && FAREWELLS.has(body.code)) this.#farewell = body;
     else this.#on.error(body);
   }
 }

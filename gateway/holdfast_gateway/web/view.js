@@ -1,65 +1,14 @@
 // What the page shows around the terminal. Facts in, elements out; no network, no state but the
-// elements. Text from a session is only ever set as text.
+// elements.
 
-const SVG = 'http://www.w3.org/2000/svg';
-const byId = (id) => document.getElementById(id);
+import { button, byId, element, face, harmless, icon, shortName } from './dom.js';
+import { keyOf, named } from './route.js';
+import { ACTIVITIES, activityOf, ending } from './states.js';
 
-export function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith('on')) made.addEventListener(name.slice(2), value);
-    else if (value === true) made.setAttribute(name, '');
-    else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
-  }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
-  return made;
-}
-
-export function icon(name, className = 'icon') {
-  const svg = document.createElementNS(SVG, 'svg');
-  svg.setAttribute('class', className);
-  svg.setAttribute('aria-hidden', 'true');
-  const use = document.createElementNS(SVG, 'use');
-  use.setAttribute('href', `#i-${name}`);
-  svg.append(use);
-  return svg;
-}
-
-// Titles and names come from programs: no control characters, no text-direction tricks.
-export function harmless(text, limit = 120) {
-  const clean = String(text ?? '').replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, ' ').trim();
-  return clean.length > limit ? `${clean.slice(0, limit - 1)}…` : clean;
-}
-
-const ACTIVITIES = {
-  running: 'running',
-  prompt: 'at prompt',
-  reading: 'waiting for input',
-  password: 'waiting for a password',
-  frozen: 'frozen',
-  ended: 'ended',
-  unavailable: 'unavailable',
-};
-const ACTIVITY_ICONS = { password: 'lock', frozen: 'frost' };
-
-/** How it ended, in a badge's few words. */
-export function ending(exit) {
-  if (exit?.signal) return `ended (${signalName(exit.signal)})`;
-  return Number.isInteger(exit?.code) ? `ended (${exit.code})` : 'ended';
-}
-
-/** And in a sentence. */
-export function endingSentence(exit) {
-  if (exit?.signal) return `This session was ended by ${signalName(exit.signal)}.`;
-  if (!Number.isInteger(exit?.code)) return 'This session has ended.';
-  return exit.code === 0 ? 'This session has ended.' : `This session ended with exit code ${exit.code}.`;
-}
-
-const SIGNALS = { 1: 'SIGHUP', 2: 'SIGINT', 3: 'SIGQUIT', 6: 'SIGABRT', 9: 'SIGKILL', 11: 'SIGSEGV', 15: 'SIGTERM' };
-const signalName = (signal) => SIGNALS[signal] ?? (/^\d+$/.test(signal) ? `signal ${signal}` : harmless(signal, 12));
+const ACTIVITY_ICONS = { password: 'lock', frozen: 'frost', suspended: 'moon' };
 
 export function badge(state, attributes = {}) {
-  const activity = state?.activity in ACTIVITIES ? state.activity : 'unavailable';
+  const activity = activityOf(state);
   const failed = activity === 'ended' && Boolean(state.exit?.signal || state.exit?.code);
   const mark = activity in ACTIVITY_ICONS
     ? icon(ACTIVITY_ICONS[activity])
@@ -71,27 +20,23 @@ export function badge(state, attributes = {}) {
 
 export function showActivity(state) {
   const made = badge(state, { id: 'activity', role: 'status', 'aria-live': 'polite' });
-  byId('activity').replaceWith(made);
+  const shown = byId('activity');
+  if (shown.outerHTML !== made.outerHTML) shown.replaceWith(made); // else it would be read out again
 }
 
 export function hideActivity() {
   byId('activity').hidden = true;
 }
 
-export function showName(name, title, several) {
-  byId('name').textContent = harmless(name, 63);
+export function showName(session, title, several) {
+  const name = session === null ? 'holdfast' : harmless(session.name, 63);
+  byId('name').textContent = name;
+  byId('namespace').textContent = harmless(session?.namespace, 63);
   byId('title').textContent = harmless(title);
   byId('title').title = harmless(title, 400);
   byId('picker').disabled = !several;
-  const shown = [harmless(title, 60), harmless(name, 63)].filter(Boolean);
+  const shown = [harmless(title, 60), session === null ? '' : keyOf(session)].filter(Boolean);
   document.title = [...new Set(shown), 'holdfast'].join(' · ');
-}
-
-// The same person has the same colour everywhere.
-function hue(text) {
-  let hash = 7;
-  for (const char of text) hash = (hash * 31 + char.codePointAt(0)) % 360;
-  return hash;
 }
 
 const MODALITY_ICONS = { browser: 'browser', cli: 'cli', kubectl: 'cli', ssh: 'cli' };
@@ -99,18 +44,18 @@ const MOST_CHIPS = 4;
 
 function chip(client, self) {
   const own = client.client === self;
-  const actor = harmless(client.actor, 24) || 'somebody';
-  const modality = harmless(client.modality, 16);
+  const actor = harmless(client.actor, 120) || 'somebody';
   const watching = client.mode === 'view';
-  const facts = [actor, modality, `${client.columns}×${client.rows}`];
+  const facts = [actor, harmless(client.modality, 16), `${client.columns}×${client.rows}`];
+  if (client.turn) facts.push('has the turn');
   if (client.lead) facts.push('leads: typed last, sets the size');
   if (watching) facts.push('only watching');
   const label = facts.join(' · ') + (own ? ' (you)' : '');
   return element(
     'li',
-    { class: 'client', style: `--hue: ${hue(actor)}`, title: label, 'aria-label': label, 'data-lead': Boolean(client.lead), 'data-self': own },
-    element('span', { class: 'face', 'aria-hidden': 'true' }, [...actor][0]),
-    element('span', {}, own ? 'you' : actor),
+    { class: 'client', title: label, 'aria-label': label, 'data-lead': Boolean(client.lead), 'data-self': own },
+    face(actor),
+    element('span', {}, own ? 'you' : shortName(actor)),
     icon(MODALITY_ICONS[client.modality] ?? 'program'),
     client.lead ? icon('pen', 'icon lead') : watching ? icon('eye') : null,
   );
@@ -122,34 +67,66 @@ export function showClients(clients, self) {
   const shown = ordered.slice(0, MOST_CHIPS).map((client) => chip(client, self));
   const rest = ordered.slice(MOST_CHIPS);
   if (rest.length > 0) {
-    const title = rest.map((c) => `${harmless(c.actor, 24)} · ${harmless(c.modality, 16)}`).join('\n');
+    const title = rest.map((c) => `${harmless(c.actor, 120)} · ${harmless(c.modality, 16)}`).join('\n');
     const count = element('span', { class: 'more-count' }, `+${rest.length}`);
-    shown.push(element('li', { class: 'client more', title }, count));
+    shown.push(element('li', { class: 'client more', title, 'aria-label': `${rest.length} more` }, count));
   }
   byId('clients').replaceChildren(...shown);
 }
 
 const CONNECTIONS = {
-  connecting: 'connecting', connected: 'live', waiting: 'reconnecting', behind: 'catching up', ended: 'ended', gone: 'gone', refused: 'refused', stopped: '',
+  connecting: 'connecting', connected: 'live', waiting: 'reconnecting', behind: 'catching up', ended: 'ended', gone: 'gone',
+  refused: 'signed out', forbidden: 'refused', unsupported: 'refused', stopped: '',
 };
 
 export function showConnection(state) {
   const shown = byId('connection');
+  if (shown.dataset.state === state) return;
   shown.dataset.state = state;
   shown.title = CONNECTIONS[state];
   shown.replaceChildren(element('span', {}, CONNECTIONS[state]));
 }
 
-/** A line over the terminal that stays: `{text, spin, low, action: {label, act}}`, or null. */
+/** A card over the terminal that stays: `{title, text, busy, steps, step, elapsed, low, action}`. */
 export function showNotice(notice) {
   const shown = byId('notice');
   shown.hidden = notice === null;
   if (notice === null) return;
-  shown.classList.toggle('low', Boolean(notice.low));
+  const { title, text = '', busy, steps, step, elapsed, low, action } = notice;
+  shown.classList.toggle('low', Boolean(low));
+  // Only what changed is touched: it counts seconds, and is not read out at each.
+  const mark = JSON.stringify([title, steps, step, busy, low, action?.label]);
+  if (shown.dataset.mark !== mark) {
+    shown.dataset.mark = mark;
+    const line = element('div', { class: 'line' },
+      busy || steps ? element('i', { class: 'spinner', 'aria-hidden': 'true' }) : null,
+      element('span', { class: 'words' }, element('b', {}, title), element('span', { class: 'more' })),
+      element('span', { class: 'elapsed', 'aria-hidden': 'true' }),
+      action ? button(action) : null);
+    shown.replaceChildren(line, ...(steps ? [stepsOf(steps, step)] : []));
+  }
+  shown.querySelector('.more').textContent = text;
+  shown.querySelector('.elapsed').textContent = elapsed > 0 ? `${elapsed} s` : '';
+}
+
+function stepsOf(steps, step) {
+  const of = (name, index) => {
+    const where = index < step ? 'done' : index === step ? 'now' : 'ahead';
+    return element('li', { 'data-step': where, 'aria-current': where === 'now' ? 'step' : null }, name);
+  };
+  return element('ol', { class: 'steps' }, ...steps.map(of));
+}
+
+/** The line under the terminal: `{sign, text, detail, label}` of states.js, and its act. */
+export function showStanding(standing, act) {
+  const shown = byId('standing');
+  shown.hidden = standing === null;
+  byId('app').dataset.typing = standing === null ? 'yes' : 'no';
+  if (standing === null) return;
   shown.replaceChildren(
-    ...(notice.spin ? [element('i', { class: 'spinner', 'aria-hidden': 'true' })] : []),
-    element('span', {}, ...[notice.text].flat()),
-    ...(notice.action ? [button(notice.action)] : []),
+    icon(standing.sign),
+    element('span', { class: 'words', title: standing.detail }, element('b', {}, standing.text), ' ', element('small', {}, standing.detail)),
+    button({ label: standing.label, act }),
   );
 }
 
@@ -168,9 +145,6 @@ export function hideToast() {
   byId('toast').hidden = true;
 }
 
-const button = ({ label, act }, className = '') =>
-  element('button', { type: 'button', class: className, onclick: act }, label);
-
 // Whole pages
 
 export function showTerminal() {
@@ -178,11 +152,12 @@ export function showTerminal() {
   byId('page').hidden = true;
 }
 
-function showPage(view, content) {
+export function showPage(view, content) {
   byId('app').dataset.view = view;
   byId('page').hidden = false;
   // Shown again every few seconds: what has not changed keeps its focus and is not read out again.
-  if (byId('page').firstElementChild?.outerHTML === content.outerHTML) return;
+  const shown = byId('page').firstElementChild;
+  if (shown === content || shown?.outerHTML === content.outerHTML) return;
   byId('page').replaceChildren(content);
 }
 
@@ -202,55 +177,32 @@ export function showMessage({ sign = 'mark', alarm = false, title, text, code = 
 const commandOf = (session) =>
   Array.isArray(session.command) ? harmless(session.command.join(' '), 80) : '';
 
-export function age(seconds) {
-  if (!(seconds >= 0)) return '';
-  if (seconds < 60) return 'just now';
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
-  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h`;
-  return `${Math.floor(seconds / 86400)} d`;
-}
-
-function attachedTo(session) {
-  const count = session.clients?.length ?? 0;
-  return count === 0 ? 'nobody attached' : `${count} attached`;
-}
-
-export function showSessions(sessions, open) {
-  document.title = 'Sessions · holdfast';
-  const cards = sessions.map((session) => {
-    const old = age(Date.now() / 1000 - session.created);
-    const meta = [old, session.state?.activity === 'ended' ? null : attachedTo(session)];
-    return element(
-      'button',
-      { type: 'button', class: 'card', onclick: () => open(session.session) },
-      element('b', {}, session.session),
-      badge(session.state),
-      element('small', {}, commandOf(session)),
-      element('span', { class: 'meta' }, meta.filter(Boolean).join(' · ')),
-    );
-  });
-  showPage('sessions', element(
-    'div', { class: 'chooser' }, element('h1', {}, 'Sessions'), element('div', { class: 'cards' }, ...cards),
-  ));
-}
-
 /** The menu under the session's name. */
 export function showMenu(sessions, current, open) {
-  const items = sessions.map((session) => element(
-    'button',
-    { type: 'button', role: 'menuitemradio', 'aria-checked': String(session.session === current), onclick: () => open(session.session) },
-    element('b', {}, session.session),
-    element('small', {}, harmless(session.title) || commandOf(session)),
-    badge(session.state),
-  ));
-  const menu = byId('menu');
-  menu.replaceChildren(...items);
-  menu.hidden = false;
-  byId('picker').setAttribute('aria-expanded', 'true');
-  (menu.querySelector('[aria-checked="true"]') ?? items[0])?.focus();
+  const items = sessions.map((session) => {
+    const { namespace, name } = named(session);
+    const checked = current !== null && keyOf(named(session)) === keyOf(current);
+    return element(
+      'button',
+      { type: 'button', role: 'menuitemradio', 'aria-checked': String(checked), onclick: () => open(named(session)) },
+      element('b', {}, namespace ? element('small', {}, `${harmless(namespace, 63)} / `) : null, harmless(name, 63)),
+      element('small', {}, harmless(session.title) || commandOf(session)),
+      badge(session.state),
+    );
+  });
+  openMenu(byId('menu'), byId('picker'), items);
 }
 
-export function hideMenu() {
-  byId('menu').hidden = true;
-  byId('picker').setAttribute('aria-expanded', 'false');
+export function openMenu(menu, by, items) {
+  menu.replaceChildren(...items);
+  menu.hidden = false;
+  by.setAttribute('aria-expanded', 'true');
+  (menu.querySelector('[aria-checked="true"]') ?? menu.querySelector('button'))?.focus();
+}
+
+export function hideMenus() {
+  for (const menu of document.querySelectorAll('.menu')) {
+    menu.hidden = true;
+    document.querySelector(`[aria-controls="${menu.id}"]`)?.setAttribute('aria-expanded', 'false');
+  }
 }

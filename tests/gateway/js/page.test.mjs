@@ -4,7 +4,8 @@ import { createRequire } from 'node:module';
 import { test } from 'node:test';
 
 import { keySequence, withModifiers } from '../../../gateway/holdfast_gateway/web/touch.js';
-import { age, ending, endingSentence, harmless } from '../../../gateway/holdfast_gateway/web/view.js';
+import { age, harmless } from '../../../gateway/holdfast_gateway/web/dom.js';
+import { ending, endingSentence } from '../../../gateway/holdfast_gateway/web/states.js';
 import { provider, width } from '../../../gateway/holdfast_gateway/web/widths.js';
 
 const require = createRequire(new URL('../../../gateway/package.json', import.meta.url));

@@ -40,6 +40,7 @@ class FakeSocket {
 let clock;
 let heard;
 let verdict;
+let token;
 let stream;
 
 const world = {
@@ -85,12 +86,19 @@ function connect(more) {
 beforeEach(() => {
   FakeSocket.made = [];
   clock = { now: 0, last: 0, timers: new Map() };
-  heard = { states: [], output: '', snapshots: 0, errors: [], news: [] };
+  heard = { states: [], modes: [], output: '', snapshots: 0, errors: [], news: [] };
   verdict = 'away';
+  token = 'first';
   stream = new Stream(
-    { url: 'ws://x', protocols: ['a'], mode: 'write', size: () => ({ columns: 80, rows: 24 }), probe: async () => verdict },
     {
-      state: (state) => heard.states.push(state),
+      address: () => ({ url: 'ws://x', protocols: ['a', token] }),
+      mode: 'write',
+      size: () => ({ columns: 80, rows: 24 }),
+      probe: async () => ({ verdict, error: { code: verdict } }),
+    },
+    {
+      state: (state, until, error) => heard.states.push(error ? `${state}: ${error.code}` : state),
+      mode: (mode, error) => heard.modes.push(error ? `${mode}: ${error.code}` : mode),
       attached: () => {},
       snapshot: ({ first, data }) => {
         if (first) heard.output = '';
@@ -230,7 +238,7 @@ test('retries wait longer and longer; trying now does not wait', async () => {
   assert.equal(FakeSocket.made.length, count + 1);
 });
 
-for (const final of ['refused', 'gone', 'ended']) {
+for (const final of ['refused', 'forbidden', 'gone', 'ended', 'unsupported']) {
   test(`a connection that cannot be made because the session is ${final} is not tried again`, async () => {
     verdict = final;
     socket().onclose();
@@ -325,4 +333,103 @@ test('a stopped stream stays stopped, whatever its socket still says', async () 
   await settled();
   advance(60000);
   assert.equal(FakeSocket.made.length, 1);
+});
+
+// Who may what
+
+const farewell = (code) => ({ frame: 'error', ref: 0, body: { code, message: code, advice: 'do this' } });
+
+test('who may not type is let in to watch, at the same place, and what he typed is not kept', async () => {
+  connect();
+  socket().say(snapshot(0), output(0, 'ab'));
+  stream.send(bytes('rm -r x'));
+  socket().say(farewell('forbidden'));
+  socket().onclose();
+  assert.deepEqual(heard.modes, ['view: forbidden']);
+  assert.deepEqual(heard.errors, [], 'that is a state, not a complaint');
+  socket().onopen();
+  const { mode, resume } = attachBody();
+  assert.deepEqual({ mode, seq: resume.seq }, { mode: 'view', seq: 2 });
+  socket().say(hello({ resumed: true, seq: 2 }));
+  assert.deepEqual(socket().inputs(), []);
+});
+
+test('a watcher who is cut may not even look, if the gateway says so', async () => {
+  connect();
+  stream.setMode('view');
+  connect({ resumed: true });
+  verdict = 'forbidden';
+  socket().say(farewell('forbidden'));
+  socket().onclose();
+  await settled();
+  assert.equal(heard.states.at(-1), 'forbidden: forbidden');
+  advance(60000);
+  assert.equal(FakeSocket.made.length, 2);
+});
+
+test('to watch and to type again are the same stream at its seq', () => {
+  connect();
+  socket().say(snapshot(0), output(0, 'abc'));
+  for (const mode of ['view', 'write']) {
+    stream.setMode(mode);
+    socket().onopen();
+    assert.equal(attachBody().mode, mode);
+    assert.equal(attachBody().resume.seq, 3);
+    socket().say(hello({ resumed: true, seq: 3 }));
+  }
+  assert.deepEqual(heard.modes, ['view', 'write']);
+  assert.equal(heard.snapshots, 1);
+});
+
+test('an expired token stops the stream, and a new one takes it up where it was', async () => {
+  connect();
+  socket().say(snapshot(0), output(0, 'abc'));
+  stream.send(bytes('typed'));
+  verdict = 'refused';
+  socket().say(farewell('unauthenticated'));
+  socket().onclose();
+  await settled();
+  assert.equal(stream.state, State.refused);
+  token = 'second';
+  stream.start();
+  assert.deepEqual(socket().protocols, ['a', 'second']);
+  socket().onopen();
+  assert.equal(attachBody().resume.seq, 3);
+  socket().say(hello({ resumed: true, seq: 3 }));
+  assert.deepEqual(socket().inputs(), ['typed']);
+});
+
+for (const [name, say] of [
+  ['frames of another version', () => socket().onmessage({ data: Buffer.from('0301000000000000', 'hex') })],
+  ['a gateway that says so', () => { socket().say(farewell('unsupported')); socket().onclose(); }],
+]) {
+  test(`${name} are not tried again`, async () => {
+    socket().onopen();
+    say();
+    await settled();
+    assert.equal(heard.states.at(-1), 'unsupported: unsupported');
+    advance(60000);
+    assert.equal(FakeSocket.made.length, 1);
+  });
+}
+
+// Sessions that take their time
+
+test('a session that is being woken is waited for on the same connection', async () => {
+  verdict = 'coming';
+  for (let i = 0; i < 3; i++) {
+    advance(10000);
+    await settled();
+  }
+  assert.equal(FakeSocket.made.length, 1);
+  connect();
+  assert.equal(stream.state, State.connected);
+});
+
+test('a connection that is not made for no reason is made anew', async () => {
+  advance(10000);
+  await settled();
+  assert.equal(stream.state, State.waiting);
+  advance(0);
+  assert.equal(FakeSocket.made.length, 2);
 });

@@ -11,7 +11,7 @@ HOLD := client/holdfast/bin/hold
 
 # What must be there from the system: to run, and beside it to test and to measure.
 RUN_TOOLS := $(PYTHON) gcc make node npm
-TEST_TOOLS := chromium vim less htop openssl
+TEST_TOOLS := chromium vim less htop openssl ssh
 BENCH_TOOLS := tmux dtach
 
 .PHONY: help

@@ -16,8 +16,10 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any, Final, Protocol
 
-from holdfast import sequences
-from holdfast.attach_core import (
+from holdfast.connection import RECEIVE_BYTES
+from holdfast.terminal import RawTerminal
+from holdfast_wire import sequences
+from holdfast_wire.attach_core import (
     Action,
     AttachCore,
     Connect,
@@ -27,8 +29,6 @@ from holdfast.attach_core import (
     Settings,
     Show,
 )
-from holdfast.connection import RECEIVE_BYTES
-from holdfast.terminal import RawTerminal
 from holdfast_wire.errors import BadRequest, HoldfastError, Retry
 from holdfast_wire.frames import Decoder, encode
 

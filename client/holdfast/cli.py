@@ -111,7 +111,7 @@ def _unknown(prog: str, command: str) -> BadRequest:
     import difflib
 
     from holdfast.arguments import COMMANDS
-    from holdfast.render import plain
+    from holdfast_wire.plain import plain
 
     shown = plain(command)[:40]
     if command.startswith("-"):
@@ -127,7 +127,8 @@ def _unknown(prog: str, command: str) -> BadRequest:
 
 
 def _report(error: HoldfastError) -> int:
-    from holdfast.render import Style, plain
+    from holdfast.render import Style
+    from holdfast_wire.plain import plain
 
     lines = [plain(line) for line in error.message.split("\n")]
     try:

@@ -11,7 +11,6 @@ from typing import Any, Final
 from holdfast.arguments import Given, Target
 from holdfast.cluster import Cluster, ended_error
 from holdfast.commands import no_more, write, write_json
-from holdfast.exits import describe_exit
 from holdfast.facts import PHASE_COLOURS, Facts, Phase, manifest, moment
 from holdfast.kube import SESSIONS
 from holdfast.render import (
@@ -20,7 +19,6 @@ from holdfast.render import (
     command_line,
     duration,
     fields,
-    plain,
     table,
     to_stderr,
 )
@@ -33,7 +31,9 @@ from holdfast_wire.errors import (
     Unavailable,
     Unsupported,
 )
+from holdfast_wire.exits import describe_exit
 from holdfast_wire.ids import session_name
+from holdfast_wire.plain import plain
 
 # The epoch and a dash must fit behind it in a pod's name.
 MAX_NAME: Final = 52
@@ -115,8 +115,8 @@ def attach(given: Given) -> int:
 def _attach(cluster: Cluster, name: str, keys: tuple[Any, ...], *, view: bool) -> int:
     from holdfast.attach import attach as attach_terminal
     from holdfast.attach import nonce
-    from holdfast.attach_core import Settings
     from holdfast.cluster import ClusterLink
+    from holdfast_wire.attach_core import Settings
 
     again, actor = cluster.advise("attach", name), cluster.actor()
     settings = Settings(name, view, keys, nonce(), again, "kubectl", actor)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.arguments import SHELLS, WAIT_FOR, Given
 from holdfast.places import place_of
-from holdfast.render import Cell, Style, plain, process_tree, table, to_stderr
+from holdfast.render import Cell, Style, process_tree, table, to_stderr
 from holdfast_wire.errors import BadRequest, Busy, Ended
+from holdfast_wire.plain import plain
 
 if TYPE_CHECKING:
     from holdfast.connection import Connection
@@ -105,7 +106,7 @@ def send(given: Given) -> int:
 
 
 def _typed(given: Given, example: str) -> bytes:
-    from holdfast.keys import encode_keys
+    from holdfast_wire.keys import encode_keys
 
     words = [*given.words[1:], *(given.after or [])]
     data = sys.stdin.buffer.read() if words == ["-"] else os.fsencode(" ".join(words))
@@ -181,7 +182,7 @@ def state(given: Given) -> int:
 
 
 def _sentence(result: dict[str, Any]) -> str:
-    from holdfast.exits import describe_exit
+    from holdfast_wire.exits import describe_exit
 
     exit_status = result.get("exit")
     if isinstance(exit_status, dict):

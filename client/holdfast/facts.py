@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from holdfast.exits import describe_exit
+from holdfast_wire.exits import describe_exit
 
 
 class Phase(StrEnum):

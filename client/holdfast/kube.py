@@ -13,7 +13,7 @@ import threading
 from typing import IO, Any, Final
 
 from holdfast.arguments import Target
-from holdfast.render import plain, to_stderr
+from holdfast.render import to_stderr
 from holdfast_wire.errors import (
     AlreadyExists,
     BadRequest,
@@ -26,6 +26,7 @@ from holdfast_wire.errors import (
     Unavailable,
     Unsupported,
 )
+from holdfast_wire.plain import plain
 
 # With the group: others have kinds called Session too.
 SESSIONS: Final = "sessions.holdfast.dev"

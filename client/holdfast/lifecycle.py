@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast import sessions
 from holdfast.arguments import DETACH_KEYS, Given
 from holdfast.commands import no_more, write, write_json
-from holdfast.exits import describe_exit
 from holdfast.paths import SessionFolder, session_names, state_dir
 from holdfast.places import Machine
 from holdfast.render import (
@@ -27,11 +26,12 @@ from holdfast.render import (
     to_stderr,
 )
 from holdfast_wire.errors import BadRequest, Ended, HoldfastError, Unavailable, Unsupported
+from holdfast_wire.exits import describe_exit
 from holdfast_wire.ids import MAX_COLUMNS, MAX_NAME, MAX_ROWS, session_name
 
 if TYPE_CHECKING:
     from holdfast.connection import Connection
-    from holdfast.keys import Key
+    from holdfast_wire.keys import Key
 
 # What a Session object gets as well, when nobody's window says otherwise.
 _DEFAULT_SIZE: Final = (120, 40)
@@ -156,8 +156,8 @@ def attach(given: Given) -> int:
 def _attach(folder: SessionFolder, keys: tuple[Key, ...], *, view: bool) -> int:
     from holdfast.attach import attach as attach_terminal
     from holdfast.attach import nonce, require_terminal
-    from holdfast.attach_core import Settings
     from holdfast.local import LocalLink
+    from holdfast_wire.attach_core import Settings
 
     require_terminal(folder.name)
     again = Machine().advise("attach", folder.name)
@@ -165,7 +165,7 @@ def _attach(folder: SessionFolder, keys: tuple[Key, ...], *, view: bool) -> int:
 
 
 def detach_keys(chosen: str | None) -> tuple[Key, ...]:
-    from holdfast.keys import parse_detach_keys
+    from holdfast_wire.keys import parse_detach_keys
 
     return parse_detach_keys(chosen or os.environ.get("HOLDFAST_DETACH_KEYS") or DETACH_KEYS)
 

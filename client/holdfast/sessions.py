@@ -102,7 +102,7 @@ def living(state: Path) -> list[SessionFolder]:
 
 def ended_error(folder: SessionFolder) -> Ended:
     """Why there is nobody to talk to. Only for a session that does not live."""
-    from holdfast.exits import describe_exit
+    from holdfast_wire.exits import describe_exit
 
     if asleep(folder):
         return Suspended(

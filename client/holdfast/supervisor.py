@@ -157,7 +157,7 @@ def require(*modules: str) -> None:
 
 def tail(path: Path) -> str:
     """The end of a log, for an error message."""
-    from holdfast.render import plain
+    from holdfast_wire.plain import plain
 
     try:
         with path.open("rb") as file:

@@ -10,7 +10,8 @@ import ipaddress
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -34,9 +35,17 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--dir", required=True, type=Path, help="the state folder")
     parser.add_argument("--port", type=int, default=0, help="0: the last one, else any free one")
     parser.add_argument("--host", default="127.0.0.1", help="a loopback address")
+    parser.add_argument("--ssh-port", type=int, help="serve SSH there too; 0: any free one")
+    parser.add_argument(
+        "--ssh-keys",
+        type=Path,
+        default=Path("~/.ssh/authorized_keys"),
+        help="whose keys are let in by SSH (%(default)s)",
+    )
     given = parser.parse_args(argv)
-    if not 0 <= given.port < 65536:
+    if not all(0 <= port < 65536 for port in (given.port, given.ssh_port or 0)):
         parser.error("a port is a number from 0 to 65535")
+    given.ssh_keys = given.ssh_keys.expanduser().absolute()
     return given
 
 
@@ -71,7 +80,25 @@ async def _listen(runner: web.AppRunner, host: str, asked: int, earlier: int) ->
     raise AssertionError("port 0 is never in use")
 
 
-async def _serve(state: Path, host: str, asked: int) -> None:
+@asynccontextmanager
+async def _ssh(
+    sessions: Sessions, state: Path, host: str, port: int | None, keys: Path
+) -> AsyncIterator[None]:
+    if port is None:
+        yield
+        return
+    # Not imported where it is not served: it is large.
+    from holdfast_gateway.ssh import Server
+    from holdfast_gateway.ssh_keys import Keys, host_key
+
+    server = Server(sessions, Keys([keys], getpass.getuser()))
+    own = host_key(state / "ssh_host_key", make=True)
+    async with server.listening(host, port, own) as got:
+        log.info("listening_ssh", host=host, port=got)
+        yield
+
+
+async def _serve(given: argparse.Namespace, state: Path, host: str) -> None:
     earlier = runfile.read(state)
     token = earlier.token if earlier else runfile.new_token()
     supervisor = Supervisor(state)
@@ -79,7 +106,8 @@ async def _serve(state: Path, host: str, asked: int) -> None:
     if not assets.complete:
         log.warning("page_incomplete", advice="run 'npm ci && node vendor.mjs' in gateway/")
     door = TokenDoor(Actor(getpass.getuser()), token)
-    http = Http(door, Sessions(state, supervisor.poke), assets, supervisor.poke, mcp=True)
+    sessions = Sessions(state, supervisor.poke)
+    http = Http(door, sessions, assets, supervisor.poke, mcp=True)
     # No access log: it would write whole URLs. http.py logs paths.
     runner = web.AppRunner(http.application(), access_log=None, shutdown_timeout=_STOP_SECONDS)
     await runner.setup()
@@ -87,10 +115,13 @@ async def _serve(state: Path, host: str, asked: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
-        port = await _listen(runner, host, asked, earlier.port if earlier else 0)
+        port = await _listen(runner, host, given.port, earlier.port if earlier else 0)
         url = runfile.write(state, host, port, token)
         log.info("listening", url=url, pid=os.getpid(), state=str(state))
-        async with asyncio.TaskGroup() as tasks:
+        async with (
+            _ssh(sessions, state, host, given.ssh_port, given.ssh_keys),
+            asyncio.TaskGroup() as tasks,
+        ):
             watch = tasks.create_task(supervisor.run())
             await stop.wait()
             log.info("stopping", note="sessions and their sidecars go on")
@@ -111,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         # A long-lived process keeps no folder busy, and '-m' finds no module in it by accident.
         os.chdir("/")
-        asyncio.run(_serve(state, host, given.port))
+        asyncio.run(_serve(given, state, host))
     except HoldfastError as error:
         print(f"holdfast gateway: {error}", file=sys.stderr)
         return error.exit_code

@@ -3,7 +3,8 @@ that goes loses nothing, for its clients go on at another.
 
     sidecars ─ 7070 ─┐
     people   ─ 8443 ─┼─ this ─ API server: TokenReview, SubjectAccessReview, Sessions, Leases
-    kubectl  ─ 8444 ─┘         8080: probes and metrics
+    kubectl  ─ 8444 ─┤         8080: probes and metrics
+    ssh      ─ 2222 ─┘
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class Gateway:
             await serve(self._uplinks.listening(tls(), settings.uplink_port))
             public = tls(settings.proxy_authority, optional=True)
             await serve(_site(self._public().application(), settings.port, public))
+            if settings.ssh:
+                await serve(self._ssh())
             if settings.aggregated:
                 background.append(tasks.create_task(self._behind_api_server()))
             log.info("listening", port=settings.port, uplinks=settings.uplink_port)
@@ -98,6 +101,19 @@ class Gateway:
             await asyncio.sleep(_DRAIN_SECONDS)
             for task in background:
                 task.cancel()
+
+    @asynccontextmanager
+    async def _ssh(self) -> AsyncIterator[None]:
+        # Not imported where it is not served: it is large.
+        from holdfast_gateway.ssh import Server
+        from holdfast_gateway.ssh_keys import Keys, host_key
+
+        folder, port = self._settings.ssh_folder, self._settings.ssh_port
+        own = host_key(folder / "host" / "ssh_host_key", make=False)
+        server = Server(self._sessions, Keys([folder / "secret", folder / "configmap"]))
+        async with server.listening("", port, own):
+            log.info("listening_ssh", port=port)
+            yield
 
     def _public(self) -> Http:
         told = self._settings

@@ -30,6 +30,10 @@ class Settings:
     front_port: int = 8444
     uplink_port: int = UPLINK_PORT
     health_port: int = 8080
+    ssh: bool = False
+    ssh_port: int = 2222
+    ssh_folder: Path = Path("/etc/holdfast-ssh")
+    """host/ssh_host_key, and in secret/ and configmap/ the keys that are let in"""
     log_level: int = logging.INFO
 
     @property
@@ -42,9 +46,6 @@ class Settings:
         level = (env.get("HOLDFAST_LOG_LEVEL") or "info").upper()
         if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
             raise BadRequest(f"HOLDFAST_LOG_LEVEL is {level}", "use debug, info, warning or error")
-        aggregated = env.get("HOLDFAST_AGGREGATED", "true")
-        if aggregated not in ("true", "false"):
-            raise BadRequest(f"HOLDFAST_AGGREGATED is {aggregated}", "use true or false")
         return cls(
             keys=Path(env.get("HOLDFAST_KEYS", "/etc/holdfast-gateway")),
             namespace=env.get("HOLDFAST_DEFAULT_NAMESPACE") or "default",
@@ -53,7 +54,9 @@ class Settings:
             oidc=_oidc(env),
             proxy=_proxy(env),
             proxy_authority=env.get("HOLDFAST_PROXY_CA") or None,
-            aggregated=aggregated == "true",
+            aggregated=_flag(env, "HOLDFAST_AGGREGATED", True),
+            ssh=_flag(env, "HOLDFAST_SSH", False),
+            ssh_folder=Path(env.get("HOLDFAST_SSH_FOLDER", "/etc/holdfast-ssh")),
             log_level=int(getattr(logging, level)),
         )
 
@@ -83,6 +86,13 @@ def _proxy(env: Mapping[str, str]) -> TrustedProxy | None:
         env.get("HOLDFAST_PROXY_GROUPS_HEADER") or "X-Forwarded-Groups",
         env.get("HOLDFAST_PROXY_PREFIX", ""),
     )
+
+
+def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
+    said = env.get(name) or str(default).lower()
+    if said not in ("true", "false"):
+        raise BadRequest(f"{name} is {said}", "use true or false")
+    return said == "true"
 
 
 def _words(env: Mapping[str, str], name: str) -> list[str]:

@@ -14,11 +14,11 @@ from holdfast.render import (
     command_line,
     cut,
     duration,
-    plain,
     process_tree,
     table,
     width_of,
 )
+from holdfast_wire.plain import plain
 
 PLAIN = Style(colour=False, width=None)
 HOSTILE = [

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from holdfast_gateway import metrics
+from holdfast_gateway import metrics, ssh_channel, ssh_keys
 from holdfast_gateway.cluster_settings import Settings
 from holdfast_gateway.http import ROUTES
 from holdfast_gateway.mcp_server import MOST, MOST_OF_ONE, TOOLS
+from holdfast_gateway.ssh import Limits
 from holdfast_wire.errors import BY_CODE
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,7 +26,8 @@ def test_metrics() -> None:
 
 def test_ports() -> None:
     made = Settings(Path())
-    for port in (made.port, made.front_port, made.uplink_port, made.health_port):
+    ports = made.port, made.front_port, made.uplink_port, made.health_port, made.ssh_port
+    for port in ports:
         assert re.search(rf"\b{port}\b", PAGE)
 
 
@@ -49,3 +51,20 @@ def test_tools_and_their_bounds() -> None:
 
 def _words(row: str) -> list[str]:
     return re.findall(r"`([a-z_]+)`", row)
+
+
+def test_ssh_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "ssh.md").read_text()
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == ssh_keys.OPTIONS
+    (asked,) = re.findall(r"prints JSON: ([^.]*)\.", page)
+    assert tuple(re.findall(r"`([a-z]+)`", asked)) == ssh_channel.OBSERVED
+    limits = Limits()
+    for told in (
+        f"{limits.connections}, of which {limits.waiting} not yet authenticated",
+        f"| channels on one | {limits.channels} |",
+        f"| looks at keys | {limits.looks};",
+        f"| {limits.login_seconds:g} s |",
+        f"| {limits.failures} connections without a good key in {limits.failure_seconds:g} s",
+        f"| {limits.keepalive_seconds:g} s, three times |",
+    ):
+        assert told in page

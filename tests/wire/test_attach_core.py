@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.attach_core import (
+from holdfast_wire.attach_core import (
     MAX_UNACKED,
     QUIET_SECONDS,
     Action,
@@ -19,7 +19,6 @@ from holdfast.attach_core import (
     Settings,
     Show,
 )
-from holdfast.keys import parse_detach_keys
 from holdfast_wire.errors import Forbidden, NoTurn, Unavailable
 from holdfast_wire.frames import (
     Ack,
@@ -35,6 +34,7 @@ from holdfast_wire.frames import (
     Resize,
     Snapshot,
 )
+from holdfast_wire.keys import parse_detach_keys
 
 KEYS = parse_detach_keys("ctrl-\\,d")
 BOTH = Part.FIRST | Part.LAST
@@ -99,6 +99,18 @@ def test_the_first_attach_asks_for_everything() -> None:
     assert isinstance(actions[-1], Connect)
     (frame,) = sent(machine.connected())
     assert frame == Attach({"mode": "write", "columns": 80, "rows": 24, "modality": "cli"})
+
+
+def test_who_takes_long_to_connect_is_asked_once() -> None:
+    machine = live()
+    machine.lost(10.0)
+    assert isinstance(machine.tick(10.1)[-1], Connect)
+    slow = [action for now in (11.0, 12.0, 40.0) for action in machine.tick(now)]
+    assert b"lost" in shown(slow)
+    assert not any(isinstance(action, Connect) for action in slow)
+    assert machine.wakeup() is None
+    machine.lost(41.0)
+    assert isinstance(machine.tick(43.0)[-1], Connect)
 
 
 def test_it_says_who_it_is_if_told() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from holdfast import sequences
+from holdfast_wire import sequences
 
 # Above every number an input gets, so that an answer is never taken for an input's.
 _FIRST_REQUEST: Final = 1 << 40

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.detach import HOLD_SECONDS, DetachScanner
-from holdfast.keys import Key, encode_keys, parse_detach_keys, spell
+from holdfast_wire.detach import HOLD_SECONDS, DetachScanner
 from holdfast_wire.errors import BadRequest
+from holdfast_wire.keys import Key, encode_keys, parse_detach_keys, spell
 
 KEYS = parse_detach_keys("ctrl-\\,d")
 KITTY = b"\x1b[92;5u"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast import sequences
+from holdfast_wire import sequences
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from holdfast.keys import Key
+from holdfast_wire.keys import Key
 
 HOLD_SECONDS: Final = 1.0
 

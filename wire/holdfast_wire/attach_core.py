@@ -16,13 +16,10 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
-from holdfast import sequences
-from holdfast.detach import HOLD_SECONDS, DetachScanner
-from holdfast.exits import describe_exit
-from holdfast.keys import Key, spell
-from holdfast.overlay import Overlay
-from holdfast.render import plain
+from holdfast_wire import sequences
+from holdfast_wire.detach import HOLD_SECONDS, DetachScanner
 from holdfast_wire.errors import Ended, HoldfastError, Retry
+from holdfast_wire.exits import describe_exit
 from holdfast_wire.frames import (
     Ack,
     Attach,
@@ -37,6 +34,9 @@ from holdfast_wire.frames import (
     Snapshot,
 )
 from holdfast_wire.ids import session_of
+from holdfast_wire.keys import Key, spell
+from holdfast_wire.overlay import Overlay
+from holdfast_wire.plain import plain
 
 # Typed or pasted, and not yet acknowledged. Beyond it we stop reading the keyboard.
 MAX_UNACKED: Final = 1 << 20
@@ -88,7 +88,7 @@ class Show(NamedTuple):
 
 
 class Connect(NamedTuple):
-    """Try to reach the session, then tell `connected` or `lost`."""
+    """Try to reach the session, then tell `connected`, `lost` or `gone`; not said again before."""
 
 
 class Disconnect(NamedTuple):
@@ -124,6 +124,7 @@ class AttachCore:
         self._unacked: dict[int, Input] = {}
         self._unacked_bytes = 0
         self._attempts = 0
+        self._connecting = False
         self._retry_at = 0.0
         self._away_since = 0.0
         self._busy, self._busy_since = "", 0.0
@@ -146,7 +147,7 @@ class AttachCore:
         times: list[float | None] = []
         if self.phase is Phase.LIVE:
             times += [self._overlay.wakeup()]
-        if self.phase is Phase.AWAY:
+        if self.phase is Phase.AWAY and not self._connecting:
             times += [self._retry_at]
         if self._overlay.hidden:
             times += [self._notice_at()]
@@ -163,11 +164,12 @@ class AttachCore:
     # -- the connection
 
     def start(self, now: float) -> list[Action]:
-        self._away_since = now
+        self._away_since, self._connecting = now, True
         return [Show(sequences.make_room(self._size[1])), Connect()]
 
     def connected(self) -> list[Action]:
         self._enter(Phase.ASKING)
+        self._connecting = False
         columns, rows = self._size
         body: dict[str, Any] = {
             "mode": "view" if self._settings.view else "write",
@@ -185,6 +187,7 @@ class AttachCore:
         """The connection broke, or could not be made."""
         if self.phase is Phase.OVER:
             return []
+        self._connecting = False
         if self.phase is not Phase.AWAY:
             if self.phase is Phase.LIVE:
                 self._away_since, self._attempts = now, 0
@@ -281,7 +284,8 @@ class AttachCore:
         notice_at = self._notice_at()
         if notice_at is not None and now >= notice_at and self._overlay.hidden:
             actions += self._say_away()
-        if self.phase is Phase.AWAY and now >= self._retry_at:
+        if self.phase is Phase.AWAY and now >= self._retry_at and not self._connecting:
+            self._connecting = True
             actions.append(Connect())
         elif self.phase is Phase.LIVE:
             actions += _show(self._overlay.expire(now))

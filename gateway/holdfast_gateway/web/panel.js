@@ -194,7 +194,7 @@ function timelineRow({ time, actor, modality, kind, text, code }) {
   return element('li', { 'data-kind': kind },
     actor === null ? element('span', { class: 'face event', 'aria-hidden': 'true' }, icon('mark')) : face(actor),
     element('span', { class: 'said' },
-      element('span', {}, actor === null ? null : element('b', { title: harmless(actor, 200) }, shortName(actor)), actor === null ? sentence(text) : ` ${text}`),
+      element('span', {}, actor === null ? null : element('b', { title: harmless(actor, 200) }, shortName(actor)), actor === null ? sentence(text) : text.replace(/^(?!’)/, ' ')),
       code ? element('code', { title: code }, code) : null),
     element('span', { class: 'when' },
       element('time', { datetime: when.toISOString(), title: when.toLocaleString() }, clock(time)),

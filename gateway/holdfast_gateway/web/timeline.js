@@ -24,14 +24,16 @@ const EVENTS = {
 /** [{time, actor, modality, kind, text, code}], newest first. `actor` null: nobody's act. */
 export function entries(records) {
   const known = new Map(); // client → {actor, modality}
+  const jobs = new Map(); // id → its command line
   const found = [];
   for (const record of records) {
     const { kind, client } = record;
+    if (kind === 'job') jobs.set(record.job, record.command ?? record.argv?.join(' '));
     if (kind === 'join') known.set(client, { actor: record.actor, modality: record.modality });
     const who = { actor: record.actor ?? known.get(client)?.actor ?? null, modality: record.modality ?? known.get(client)?.modality ?? '' };
     if (kind === 'input') addInput(found, record, who);
     else {
-      const made = lineOf(record);
+      const made = lineOf(record, jobs.get(record.job) ?? record.job);
       if (made) found.push({ time: record.time, kind, ...who, ...made });
     }
   }
@@ -49,23 +51,23 @@ function addInput(found, { time, bytes, client }, who) {
   found.at(-1).text = `typed ${amount(found.at(-1).bytes)}`;
 }
 
-function lineOf(record) {
+function lineOf(record, job) {
   const { kind } = record;
   if (kind === 'join') return { text: record.mode === 'view' ? 'came to watch' : 'attached' };
   if (kind === 'leave') return { text: 'left' };
   if (kind === 'exec') return { text: 'ran', code: harmless(record.command, 300) };
   if (kind === 'ended') return { actor: null, text: record.signal ? `ended by signal ${record.signal}` : `ended (${record.code ?? '?'})` };
-  if (/^job(_|$)/.test(kind)) return jobLine(record);
+  if (/^job(_|$)/.test(kind)) return jobLine(record, harmless(job, 300));
   if (Object.hasOwn(WORDS, kind)) return { text: WORDS[kind](record) };
   if (Object.hasOwn(EVENTS, kind)) return { actor: null, text: EVENTS[kind](record) };
   return kind ? { text: harmless(kind, 40) } : null; // of a newer sidecar
 }
 
-function jobLine({ kind, command, argv, job, code, signal, error }) {
-  if (kind === 'job') return { text: 'started a job', code: harmless(command ?? argv?.join(' ') ?? job, 300) };
-  if (kind === 'job_signal') return { text: `sent signal ${harmless(signal, 12)} to job ${harmless(job, 40)}` };
+function jobLine({ kind, code, signal, error }, job) {
+  if (kind === 'job') return { text: 'started a job', code: job };
+  if (kind === 'job_signal') return { text: `sent signal ${harmless(signal, 12)} to a job`, code: job };
   const how = error ? harmless(error, 120) : signal ? `signal ${harmless(signal, 12)}` : `exit ${harmless(code, 12)}`;
-  return { text: `job ended: ${how}`, code: harmless(job, 40) };
+  return { text: `’s job ended: ${how}`, code: job };
 }
 
 const amount = (bytes) => (bytes === 1 ? '1 byte' : bytes < 10000 ? `${bytes} bytes` : `${Math.round(bytes / 1000)} kB`);

@@ -173,7 +173,7 @@ test('keys in a row are one line, and everything has its actor', () => {
     { time: 305, kind: 'ended', code: 3, signal: null },
   ];
   assert.deepEqual(entries(records).map(({ actor, text, code }) => [actor, text, code].filter(Boolean).join(' ')), [
-    'ended (3)', 'ci job ended: exit 2 j1', 'ci started a job make test', 'weather', 'moved to another node (epoch 1 → 2)', 'ana left', 'bot ran make', 'ana typed 1 byte',
+    'ended (3)', 'ci ’s job ended: exit 2 make test', 'ci started a job make test', 'weather', 'moved to another node (epoch 1 → 2)', 'ana left', 'bot ran make', 'ana typed 1 byte',
     'ana typed 1 byte', 'bot typed 9 bytes', 'ana typed 5 bytes', 'ana attached',
   ]);
 });

@@ -97,7 +97,7 @@ class Field:
             raise self._wrong(f"one of {', '.join(self.choices)}")
         if self.longest is not None and len(value) > self.longest:
             raise self._wrong(f"at most {self.longest} characters long")
-        if self.pattern is not None and not re.search(self.pattern, value):
+        if self.pattern is not None and not _matches(self.pattern, value):
             raise self._wrong(f"a text that matches {self.pattern}")
         return value
 
@@ -126,6 +126,12 @@ class Field:
 
     def _wrong(self, wanted: str) -> BadRequest:
         return BadRequest(f"{self.name!r} must be {wanted}")
+
+
+def _matches(pattern: str, text: str) -> bool:
+    """As JSON Schema has it, where `$` is the end and not also what is before a last line break."""
+    exact = pattern[:-1] + r"\Z" if pattern.endswith("$") else pattern
+    return re.search(exact, text) is not None
 
 
 def key(what: str) -> Field:

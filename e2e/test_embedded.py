@@ -19,8 +19,8 @@ import pytest
 from client_kit import Home, Screen, alive, build_hold, eventually, stop
 from e2e import engine_kit as kit
 from e2e.cluster.places import REPOSITORY
+from holdfast.folders import sidecar_pid
 from holdfast.paths import SessionFolder, session_names
-from holdfast.sessions import sidecar_pid
 from sidecar_kit import Client
 
 if os.geteuid() != 0:

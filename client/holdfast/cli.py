@@ -53,7 +53,8 @@ def program_name(path: str) -> str:
 
 
 def dispatch(prog: str, tokens: list[str]) -> int:
-    from holdfast.arguments import COMMANDS, means_cluster, overview, parse, parser_for
+    from holdfast.arguments import means_cluster, overview, parse, parser_for
+    from holdfast.specs import COMMANDS
 
     tokens = _command_first(tokens)
     if not tokens or tokens[0] in ("-h", "--help"):
@@ -95,7 +96,8 @@ def _command_first(tokens: list[str]) -> list[str]:
 
 
 def _help(prog: str, words: list[str]) -> int:
-    from holdfast.arguments import COMMANDS, overview, parser_for
+    from holdfast.arguments import overview, parser_for
+    from holdfast.specs import COMMANDS
 
     if not words or words[0].startswith("-"):
         sys.stdout.write(overview(prog))
@@ -110,7 +112,7 @@ def _help(prog: str, words: list[str]) -> int:
 def _unknown(prog: str, command: str) -> BadRequest:
     import difflib
 
-    from holdfast.arguments import COMMANDS
+    from holdfast.specs import COMMANDS
     from holdfast_wire.plain import plain
 
     shown = plain(command)[:40]

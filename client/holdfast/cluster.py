@@ -1,36 +1,70 @@
 """Sessions in a cluster: find one, reach its sidecar, say why it cannot be reached.
 
-A session outlives its pods, so its pod is looked up anew for every connection.
+It is reached through the API server's aggregation layer and a gateway, where Kubernetes itself says
+who we are. A cluster without a gateway is reached by `kubectl exec` into the session's pod; a
+session outlives its pods, so its pod is looked up anew for every connection.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from holdfast.answers import NotServed
 from holdfast.arguments import Target
 from holdfast.facts import Facts, Phase, facts
-from holdfast.kube import SESSIONS, Kubectl
 from holdfast.places import the_only
-from holdfast.render import suggestion
-from holdfast_wire.errors import Ended, HoldfastError, NotFound, Unavailable
+from holdfast.render import suggestion, to_stderr
+from holdfast_wire.errors import Ended, Forbidden, HoldfastError, NotFound, Unavailable
 from holdfast_wire.ids import session_name
 
 if TYPE_CHECKING:
+    from holdfast.api import Api
+    from holdfast.attach import Link
     from holdfast.connection import Connection
+    from holdfast.kube import Kubectl
     from holdfast.relay import Pod, Relay
+    from holdfast.remote import Remote
 
 
 class Cluster:
     """Sessions in one namespace of a cluster; the other `Place` a command can work on."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(
+        self, target: Target, client: str = "kubectl", say: Callable[[str], None] = to_stderr
+    ) -> None:
+        """`client`: how we come, for the session's journal. `say`: to whoever waits."""
+        from holdfast.reach import reach
+
         self.target = target
-        self.kubectl = Kubectl(target)
+        self._client, self._say = client, say
         self._actor = ""
         self._answered = False
         self._watching: Connection | None = None
+        self._remote: Remote | None = None
+        self._by_exec = False
+        self.api: Api
+        reached = reach(target)
+        if reached is None:
+            from holdfast.kube import Kubectl, KubectlApi
+
+            self.api = KubectlApi(Kubectl(target))
+            return
+        from holdfast.api import HttpApi
+        from holdfast.remote import AGGREGATED, Remote
+
+        self._remote = Remote(reached.access, AGGREGATED, client, self._waits_for)
+        self.api = HttpApi(self._remote.http(), reached.namespace)
+
+    @property
+    def _gateway(self) -> Remote | None:
+        return None if self._by_exec else self._remote
+
+    def _namespace(self) -> str:
+        return self.api.namespace or "default"
 
     def advise(self, command: str, name: str = "") -> str:
         """What to type for that, from where the user is."""
@@ -46,21 +80,18 @@ class Cluster:
     # -- what the API says
 
     def sessions(self, everywhere: bool = False) -> list[Facts]:
-        where = ["--all-namespaces"] if everywhere else []
-        items = self.kubectl.json("get", SESSIONS, *where).get("items")
-        found = [facts(item) for item in items or [] if isinstance(item, dict)]
+        found = [facts(item) for item in self.api.sessions(everywhere)]
         return sorted(found, key=lambda one: (one.namespace, one.name))
 
-    def find(self, name: str, kubectl: Kubectl | None = None) -> Facts:
-        """`NotFound` names those there are. With a kubectl of its own: beside the main thread."""
+    def find(self, name: str, api: Api | None = None) -> Facts:
+        """`NotFound` names those there are. With an API of its own: beside the main thread."""
         session_name(name)
-        asked = kubectl or self.kubectl
         try:
-            found = facts(asked.json("get", SESSIONS, name, aside=kubectl is not None))
+            found = facts((api or self.api).session(name))
             self._answered = True
             return found
         except NotFound:
-            if kubectl is not None:
+            if api is not None:
                 raise NotFound(f"session {name} is not there any more: it was deleted") from None
             others = [one.name for one in self.sessions()]
             hint = suggestion(name, others, self.advise("run NAME --image IMAGE"))
@@ -70,30 +101,93 @@ class Cluster:
         """The session meant: the first word, or the only one that lives."""
         if words:
             return words[0]
-        living = [one.name for one in self.sessions() if not one.over]
-        return the_only(living, self.advise("run NAME --image IMAGE"))
+        return the_only(self.names(), self.advise("run NAME --image IMAGE"))
+
+    def names(self) -> list[str]:
+        return [one.name for one in self.sessions() if not one.over]
 
     def actor(self) -> str:
         """Who we are to the cluster, for the session's journal; asked once."""
         if not self._actor:
-            self._actor = self._whoami() or _local_user()
+            self._actor = self.api.whoami() or _local_user()
         return self._actor
-
-    def _whoami(self) -> str:
-        try:
-            user = self.kubectl.json("auth", "whoami")["status"]["userInfo"]["username"]
-        except (HoldfastError, KeyError, TypeError):
-            return ""  # kubectl older than 1.28, or an API server that does not tell
-        return user if isinstance(user, str) else ""
 
     # -- the sidecar
 
     def connect(self, name: str) -> Connection:
-        from holdfast.relay import Relay, RelayConnection
+        from holdfast.connection import CarriedConnection
+
+        session_name(name)
+        if (gateway := self._gateway) is not None:
+            try:
+                made = gateway.connect(name, self._namespace(), self._say)
+                self._answered = True
+                return made
+            except HoldfastError as error:
+                self._no_gateway(error, name)
+        from holdfast.kube import Kubectl
+        from holdfast.relay import Relay
 
         pod = self.pod(self.find(name))
         # Asked while the relay comes up; and only now, when whoever had to log in has done so.
-        return RelayConnection(Relay(self.kubectl, lambda _: pod), self.actor())
+        relay = Relay(Kubectl(self.target), lambda _: pod)
+        return CarriedConnection(relay, self._client, self.actor())
+
+    def link(self, name: str) -> tuple[Link, str]:
+        """For an attachment; and the name to claim there, empty where the cluster itself says who
+        we are. One that sleeps is woken."""
+        from holdfast.remote import TunnelLink
+
+        session_name(name)
+        if (gateway := self._gateway) is not None:
+            link = TunnelLink(gateway, name, self._namespace(), lambda: self._exit_of(name))
+            try:
+                link.prepare(self._say)
+                return link, ""
+            except HoldfastError as error:
+                self._no_gateway(error, name)
+        found = self.find(name)
+        if found.over:
+            raise ended_error(found, self)
+        if found.phase in (Phase.SUSPENDED, Phase.RESTORING):
+            from holdfast.stored_commands import woken
+
+            woken(self, found)
+        return ClusterLink(self, name), self.actor()
+
+    def _no_gateway(self, error: HoldfastError, name: str) -> None:
+        """Returns if `kubectl exec` is the way to go on; else raises, with more than a gateway
+        tells."""
+        if isinstance(error, NotServed):
+            self._by_exec = True
+            self._say(
+                f"{error.message}: going through 'kubectl exec', where others only have your word"
+                " for who you are"
+            )
+            return
+        if isinstance(error, NotFound):
+            with contextlib.suppress(Forbidden):
+                self.find(name)
+        if isinstance(error, Ended):
+            with contextlib.suppress(Forbidden, NotFound):
+                raise ended_error(self.find(name), self)
+        raise error
+
+    def _exit_of(self, name: str) -> dict[str, Any] | None:
+        try:
+            return self.find(name, self.api.aside()).exit
+        except HoldfastError:
+            return None
+
+    def _waits_for(self, name: str) -> str:
+        """Why a gateway does not let us in yet; asked in a thread of its own."""
+        try:
+            found = self.find(name, self.api.aside())
+        except HoldfastError:
+            return ""
+        ready = found.condition("Ready")
+        said = ready.message if ready is not None and ready.bad else ""
+        return f"it is {found.phase}: {said}" if said else f"it is {found.phase}"
 
     def pod(self, found: Facts) -> Pod:
         """Where its sidecar is, or an error that says why it is nowhere."""
@@ -134,6 +228,7 @@ class Cluster:
         if self._watching is not None:
             self._watching.close()
             self._watching = None
+        self.api.close()
 
 
 class ClusterLink:
@@ -146,14 +241,20 @@ class ClusterLink:
         self._exit: dict[str, Any] | None = None
 
     def open(self) -> socket.socket:
+        from holdfast.kube import Kubectl
         from holdfast.relay import Relay
 
         self.close()
-        self._relay = Relay(self._cluster.kubectl, self._find)
+        self._relay = Relay(Kubectl(self._cluster.target), self._find)
         return self._relay.socket
 
     def _find(self, kubectl: Kubectl) -> Pod:
-        found = self._cluster.find(self._name, kubectl)
+        """With the relay's own kubectl, where there is no other way: it ends with the relay."""
+        from holdfast.kube import KubectlApi
+
+        api = self._cluster.api
+        own = KubectlApi(kubectl, aside=True) if isinstance(api, KubectlApi) else api.aside()
+        found = self._cluster.find(self._name, own)
         self._exit = found.exit if found.over else None
         return self._cluster.pod(found)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -10,9 +9,8 @@ from typing import Any, Final
 
 from holdfast.arguments import Given, Target
 from holdfast.cluster import Cluster, ended_error
-from holdfast.commands import no_more, write, write_json
+from holdfast.commands import detach_keys, no_more, structured, write
 from holdfast.facts import PHASE_COLOURS, Facts, Phase, manifest, moment
-from holdfast.kube import SESSIONS
 from holdfast.render import (
     Cell,
     Style,
@@ -37,7 +35,6 @@ from holdfast_wire.plain import plain
 
 # The epoch and a dash must fit behind it in a pod's name.
 MAX_NAME: Final = 52
-_ENDED_PATCH: Final = '{"spec":{"ended":true}}'
 _PROGRESS_SECONDS: Final = 2.0
 # A pod has half a minute to end, a lost node's Lease some more to expire.
 _END_SECONDS: Final = 180.0
@@ -54,7 +51,7 @@ def _cluster(given: Given) -> Cluster:
 
 
 def run(given: Given) -> int:
-    from holdfast.lifecycle import detach_keys, window
+    from holdfast.lifecycle import window
 
     options = given.options
     cluster = _cluster(given)
@@ -72,9 +69,8 @@ def run(given: Given) -> int:
         )
     size = options.size or window()
     body = manifest(name, options.image, given.after or ["sh"], size, options.scrollback)
-    created = cluster.kubectl.json("create", "-f", "-", given=json.dumps(body).encode())
-    if options.output == "json":
-        write_json(created)
+    created = cluster.api.create(body)
+    if structured(options.output, created):
         return 0
     if options.detach or not (os.isatty(0) and os.isatty(1)):
         write(f"{name}\n")
@@ -95,32 +91,23 @@ def new_name(text: str) -> str:
 
 def attach(given: Given) -> int:
     from holdfast.attach import require_terminal
-    from holdfast.lifecycle import detach_keys
 
     no_more(given.words[1:], given.after)
     cluster = _cluster(given)
     keys = detach_keys(given.options.detach_keys)
     name = cluster.pick(given.words)
     require_terminal(name, cluster.target.prog)
-    found = cluster.find(name)
-    if found.over:
-        raise ended_error(found, cluster)
-    if found.phase in (Phase.SUSPENDED, Phase.RESTORING):
-        from holdfast.stored_commands import woken
-
-        woken(cluster, found)
     return _attach(cluster, name, keys, view=given.options.view)
 
 
 def _attach(cluster: Cluster, name: str, keys: tuple[Any, ...], *, view: bool) -> int:
     from holdfast.attach import attach as attach_terminal
     from holdfast.attach import nonce
-    from holdfast.cluster import ClusterLink
     from holdfast_wire.attach_core import Settings
 
-    again, actor = cluster.advise("attach", name), cluster.actor()
-    settings = Settings(name, view, keys, nonce(), again, "kubectl", actor)
-    return attach_terminal(ClusterLink(cluster, name), settings)
+    link, actor = cluster.link(name)
+    again = cluster.advise("attach", name)
+    return attach_terminal(link, Settings(name, view, keys, nonce(), again, "kubectl", actor))
 
 
 def url(given: Given) -> int:
@@ -139,8 +126,8 @@ def ls(given: Given) -> int:
     if options.output == "name":
         lead = "{0.namespace}/{0.name}\n" if everywhere else "{0.name}\n"
         write("".join(lead.format(one) for one in found))
-    elif options.output == "json":
-        write_json({"sessions": [one.to_json() for one in found]})
+    elif structured(options.output, {"sessions": [one.to_json() for one in found]}):
+        return 0
     elif found:
         header: tuple[str, ...] = (
             "NAME", "PHASE", "NODE", "EPOCH", "TURN", "CLIENTS", "IDLE", "AGE",
@@ -182,8 +169,7 @@ def describe(given: Given) -> int:
     cluster = _cluster(given)
     found = cluster.find(cluster.pick(given.words))
     events = _events(cluster, found)
-    if given.options.output == "json":
-        write_json({**found.to_json(), "events": events})
+    if structured(given.options.output, {**found.to_json(), "events": events}):
         return 0
     style = Style.of(sys.stdout)
     write(fields(_facts(found, time.time()), style))
@@ -244,20 +230,13 @@ def _facts(found: Facts, now: float) -> dict[str, object]:
 
 def _events(cluster: Cluster, found: Facts) -> list[dict[str, str]]:
     """The latest, oldest first. Somebody who may not read events is told all the rest."""
-    about = f"involvedObject.name={found.name},involvedObject.kind=Session"
     try:
-        items = cluster.kubectl.json(
-            "get", "events", f"--namespace={found.namespace}", f"--field-selector={about}"
-        ).get("items")
+        items = cluster.api.events(found.name, found.namespace)
     except HoldfastError as error:
         to_stderr(f"its events cannot be read: {plain(error.message)}")
         return []
     now = time.time()
-    dated = sorted(
-        (_event_time(item), number, item)
-        for number, item in enumerate(items or [])
-        if isinstance(item, dict)
-    )
+    dated = sorted((_event_time(item), number, item) for number, item in enumerate(items))
     return [
         {
             "age": duration(now - when) if when else "-",
@@ -279,7 +258,7 @@ def end(given: Given) -> int:
     cluster = _cluster(given)
     if options.all:
         no_more(given.words, given.after)
-        names = [one.name for one in cluster.sessions() if not one.over]
+        names = cluster.names()
         if not names:
             to_stderr("there is no session to end")
     else:
@@ -289,7 +268,7 @@ def end(given: Given) -> int:
         if found.over:
             raise ended_error(found, cluster)
     for name in names:
-        cluster.kubectl.text("patch", SESSIONS, name, "--type=merge", "--patch", _ENDED_PATCH)
+        cluster.api.patch(name, {"spec": {"ended": True}})
     if options.no_wait:
         write("".join(f"{name} is ending\n" for name in names))
         return 0
@@ -337,8 +316,8 @@ def move(given: Given) -> int:
         return 0
     if options.to:
         _check_node(cluster, options.to)
-    wanted = f"{_MOVE}={found.epoch}" + (f"/{options.to}" if options.to else "")
-    cluster.kubectl.text("annotate", SESSIONS, found.name, "--overwrite", wanted)
+    wanted = f"{found.epoch}" + (f"/{options.to}" if options.to else "")
+    cluster.api.annotate(found.name, _MOVE, wanted)
     if options.no_wait:
         write(f"{found.name} is to move\n")
         return 0
@@ -346,7 +325,7 @@ def move(given: Given) -> int:
         arrived = _wait_for_move(cluster, found)
     except BaseException:
         # Else it would be tried again and again, and nobody waits for it.
-        cluster.kubectl.text("annotate", SESSIONS, found.name, f"{_MOVE}-")
+        cluster.api.annotate(found.name, _MOVE, None)
         raise
     write(f"{found.name} is on {arrived.node} now\n")
     return 0
@@ -354,7 +333,7 @@ def move(given: Given) -> int:
 
 def _check_node(cluster: Cluster, name: str) -> None:
     try:
-        cluster.kubectl.json("get", "node", name)
+        cluster.api.node(name)
     except NotFound:
         raise BadRequest(f"there is no node {name!r}", "see: kubectl get nodes") from None
     except Forbidden:

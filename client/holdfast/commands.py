@@ -12,17 +12,20 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.arguments import SHELLS, WAIT_FOR, Given
+from holdfast.arguments import Given
 from holdfast.places import place_of
 from holdfast.render import Cell, Style, process_tree, table, to_stderr
+from holdfast.specs import DETACH_KEYS, SHELLS, WAIT_FOR
 from holdfast_wire.errors import BadRequest, Busy, Ended
 from holdfast_wire.plain import plain
 
 if TYPE_CHECKING:
     from holdfast.connection import Connection
+    from holdfast_wire.keys import Key
 
-# An input larger than this is sent in parts: base64 and JSON around it must fit a frame.
-_SEND_BYTES: Final = 1 << 19
+# An input larger than this is sent in parts: base64 and JSON around it must fit a frame of those
+# that a gateway takes.
+_SEND_BYTES: Final = 1 << 17
 _SLACK_SECONDS: Final = 15.0
 _POLL: Final = (0.05, 0.5)
 _WAITING: Final = frozenset({"prompt", "reading", "password"})
@@ -40,10 +43,29 @@ def write_json(body: object) -> None:
     write(json.dumps(body, indent=2, ensure_ascii=False) + "\n")
 
 
+def structured(output: str | None, body: object) -> bool:
+    """Writes it, if it was asked for in a form for programs."""
+    if output == "json":
+        write_json(body)
+    elif output == "yaml":
+        from holdfast.plainyaml import write as yaml
+
+        write(yaml(body))
+    else:
+        return False
+    return True
+
+
 def no_more(words: list[str], after: list[str] | None = None) -> None:
     extra = [*words, *(after or [])]
     if extra:
         raise BadRequest(f"what is {plain(extra[0])[:40]!r} for?", "see the command's --help")
+
+
+def detach_keys(chosen: str | None) -> tuple[Key, ...]:
+    from holdfast_wire.keys import parse_detach_keys
+
+    return parse_detach_keys(chosen or os.environ.get("HOLDFAST_DETACH_KEYS") or DETACH_KEYS)
 
 
 def session_of(given: Given) -> Connection:
@@ -71,8 +93,7 @@ def screen(given: Given) -> int:
         if result is None:
             raise
         to_stderr(f"{plain(error.message)}; these are its last lines")
-    if options.output == "json":
-        write_json(result)
+    if structured(options.output, result):
         return 0
     text = str(result["text"])
     if not options.ansi:
@@ -98,9 +119,7 @@ def send(given: Given) -> int:
         for start in range(0, len(data), _SEND_BYTES):
             part = b64encode(data[start : start + _SEND_BYTES]).decode()
             result = session.request("send", base64=part, key=given.options.key)
-    if given.options.output == "json":
-        write_json(result)
-    elif result.get("duplicate"):
+    if not structured(given.options.output, result) and result.get("duplicate"):
         to_stderr(f"already sent under the key {given.options.key}; not sent again")
     return 0
 
@@ -147,9 +166,7 @@ def execute(given: Given) -> int:
 
 def _executed(output: str | None, result: dict[str, Any]) -> int:
     code = result.get("exit_code")
-    if output == "json":
-        write_json(result)
-    else:
+    if not structured(output, result):
         text = str(result.get("output", ""))
         write(text if not text or text.endswith("\n") else text + "\n")
         if result.get("truncated"):
@@ -163,9 +180,9 @@ def _executed(output: str | None, result: dict[str, Any]) -> int:
 
 def graph(given: Given) -> int:
     result = _ask(given, "graph")
-    if given.options.output == "json":
-        write_json(result)
-    elif not result.get("processes"):
+    if structured(given.options.output, result):
+        return 0
+    if not result.get("processes"):
         write("no processes\n")
     else:
         write(process_tree(result, Style.of(sys.stdout)))
@@ -174,9 +191,7 @@ def graph(given: Given) -> int:
 
 def state(given: Given) -> int:
     result = _ask(given, "state")
-    if given.options.output == "json":
-        write_json(result)
-    else:
+    if not structured(given.options.output, result):
         write(f"{_sentence(result)}\n")
     return 0
 
@@ -202,9 +217,7 @@ def wait(given: Given) -> int:
         result = place.look(name)
         activity = result.get("activity")
         if activity in wanted:
-            if options.output == "json":
-                write_json(result)
-            else:
+            if not structured(options.output, result):
                 write(f"{_sentence(result)}\n")
             return 0
         if activity == "ended":
@@ -235,8 +248,7 @@ def journal(given: Given) -> int:
     options = given.options
     result = _ask(given, "journal", after=options.after, limit=options.limit)
     records = result.get("records", [])
-    if options.output == "json":
-        write_json(result)
+    if structured(options.output, result):
         return 0
     rows = [_record(record) for record in records if isinstance(record, dict)]
     write(table(("TIME", "KIND", "ACTOR", "BY", "DETAIL"), rows, Style.of(sys.stdout)))
@@ -299,9 +311,7 @@ def version(given: Given) -> int:
     from holdfast import __version__
 
     no_more(given.words, given.after)
-    if given.options.output == "json":
-        write_json({"version": __version__})
-    else:
+    if not structured(given.options.output, {"version": __version__}):
         write(f"holdfast {__version__}\n")
     return 0
 
@@ -312,6 +322,12 @@ def _lifecycle(name: str) -> Callable[[Given], int]:
     def handler(given: Given) -> int:
         if given.target is None:
             from holdfast import lifecycle as module
+        elif given.target.gateway:
+            from holdfast import gateway_commands as module  # type: ignore[no-redef]
+            from holdfast.gateway_commands import not_here
+
+            if not hasattr(module, name):
+                raise not_here(name)
         else:
             from holdfast import cluster_commands as module  # type: ignore[no-redef]
 
@@ -321,8 +337,22 @@ def _lifecycle(name: str) -> Callable[[Given], int]:
     return handler
 
 
+def _jobs(name: str) -> Callable[[Given], int]:
+    def handler(given: Given) -> int:
+        from holdfast import job_commands
+
+        handle: Callable[[Given], int] = getattr(job_commands, name)
+        return handle(given)
+
+    return handler
+
+
 def _stored(name: str) -> Callable[[Given], int]:
     def handler(given: Given) -> int:
+        if given.target is not None and given.target.gateway:
+            from holdfast.gateway_commands import not_here
+
+            raise not_here(name)
         if given.target is None and name != "fork":
             from holdfast import hibernation as module
         else:
@@ -351,7 +381,10 @@ HANDLERS: Final[dict[str, Callable[[Given], int]]] = {
     "graph": graph,
     "state": state,
     "wait": wait,
+    "logs": journal,
     "journal": journal,
+    "job": _jobs("job"),
+    "jobs": _jobs("jobs"),
     "take": take,
     "freeze": freeze,
     "thaw": thaw,

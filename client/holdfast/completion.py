@@ -9,7 +9,8 @@ from __future__ import annotations
 from argparse import Action
 from typing import Final
 
-from holdfast.arguments import COMMANDS, SHELLS, WAIT_FOR, CommandParser, parser_for
+from holdfast.arguments import Target, parser_for
+from holdfast.specs import COMMANDS, SHELLS, WAIT_FOR, CommandParser
 
 # Commands whose first word is one of a few.
 _WORDS: Final = {"completion": SHELLS, "help": tuple(COMMANDS)}
@@ -205,3 +206,46 @@ def _fish() -> str:
 def _fish_quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def kubectl() -> int:
+    """`kubectl_complete-holdfast`, which kubectl asks what may follow `kubectl holdfast …`: the
+    last word is the one that is being typed. The last line tells it not to offer files."""
+    import sys
+
+    *before, word = sys.argv[1:] or [""]
+    sys.stdout.write("".join(f"{one}\n" for one in _offered(before, word)) + ":4\n")
+    return 0
+
+
+def _offered(before: list[str], word: str) -> list[str]:
+    from holdfast.arguments import split, target_of
+    from holdfast_wire.errors import HoldfastError
+
+    command, *rest = before or [""]
+    if not command:
+        return [name for name in COMMANDS if name.startswith(word)]
+    if command not in COMMANDS or "--" in rest:
+        return []
+    parser = parser_for("kubectl holdfast", command, cluster=True)
+    known = {option: action for action in parser._actions for option in action.option_strings}
+    if rest and rest[-1] in parser.takes_value:
+        found = _values(known[rest[-1]])
+    elif word.startswith("-"):
+        found = tuple(known)
+    elif COMMANDS[command].names_session:
+        options, named, _ = split(rest, parser.takes_value, stop_at_word=False)
+        try:
+            target = target_of(parser, parser.parse_args(options))
+            found = () if named else _names(target)
+        except HoldfastError:
+            return []  # a key press is no place to complain
+    else:
+        found = _WORDS.get(command, ())
+    return [one for one in found if one.startswith(word)]
+
+
+def _names(target: Target) -> tuple[str, ...]:
+    from holdfast.places import reached
+
+    return tuple(reached(target).names())

@@ -6,7 +6,7 @@ import socket
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from holdfast_wire.errors import BadRequest, HoldfastError, Unavailable
 from holdfast_wire.frames import Control, Decoder, Error, Frame, encode
@@ -106,3 +106,38 @@ class Connection:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class Carrier(Protocol):
+    """A connected socket that somebody keeps connected for us, elsewhere."""
+
+    socket: socket.socket
+
+    def why(self) -> HoldfastError | None:
+        """Why the socket has come to its end, if that is known."""
+
+    def close(self) -> None: ...
+
+
+class CarriedConnection(Connection):
+    """Requests through a carrier; what it complains of is what they raise."""
+
+    def __init__(self, carrier: Carrier, modality: str, actor: str = "") -> None:
+        super().__init__(carrier.socket, modality, actor)
+        self._carrier = carrier
+
+    def ask(self, kind: str, **fields: Any) -> int:
+        try:
+            return super().ask(kind, **fields)
+        except Unavailable as error:
+            raise self._carrier.why() or error from None
+
+    def _receive(self, deadline: float) -> None:
+        try:
+            super()._receive(deadline)
+        except Unavailable as error:
+            raise self._carrier.why() or error from None
+
+    def close(self) -> None:
+        super().close()
+        self._carrier.close()

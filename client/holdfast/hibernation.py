@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable
 from typing import IO, Any, Final
 
-from holdfast import sessions
+from holdfast import folders
 from holdfast.arguments import Given
 from holdfast.commands import no_more, write
+from holdfast.folders import Life
 from holdfast.paths import SessionFolder, state_dir
 from holdfast.places import Machine
 from holdfast.render import to_stderr
-from holdfast.sessions import Life
 from holdfast_wire.errors import Busy, HoldfastError, Internal, Unsupported, from_json
 
 _WORKER: Final = "holdfast_node.hibernate"
@@ -36,14 +36,14 @@ _ROOT: Final = (
 
 def suspend(given: Given) -> int:
     folder = _chosen(given)
-    match sessions.life(folder):
+    match folders.life(folder):
         case Life.SUSPENDED:
             write(f"{folder.name} is suspended already\n")
             return 0
         case Life.LIVE:
             pass
         case _:
-            raise sessions.ended_error(folder)
+            raise folders.ended_error(folder)
     require_root(folder)
     done = _work(folder, "suspend", given.options.no_wait)
     if done is None:
@@ -57,11 +57,11 @@ def suspend(given: Given) -> int:
 
 def wake(given: Given) -> int:
     folder = _chosen(given)
-    if sessions.life(folder) is Life.LIVE:
+    if folders.life(folder) is Life.LIVE:
         write(f"{folder.name} is not suspended: it runs\n")
         return 0
-    if sessions.life(folder) is not Life.SUSPENDED:
-        raise sessions.ended_error(folder)
+    if folders.life(folder) is not Life.SUSPENDED:
+        raise folders.ended_error(folder)
     if given.options.no_wait:
         require_root(folder)
         _work(folder, "wake", True)
@@ -122,7 +122,7 @@ def forget(folder: SessionFolder) -> None:
         shutil.rmtree(old, ignore_errors=True)
         shelf.rename(old)  # in one step: half of it must not be woken
         shutil.rmtree(old)
-        sessions.remove(folder)
+        folders.remove(folder)
 
 
 def require_root(folder: SessionFolder) -> None:
@@ -136,7 +136,7 @@ def require_root(folder: SessionFolder) -> None:
 
 def _chosen(given: Given) -> SessionFolder:
     no_more(given.words[1:], given.after)
-    return sessions.find(state_dir(), Machine().pick(given.words))
+    return folders.find(state_dir(), Machine().pick(given.words))
 
 
 def _work(folder: SessionFolder, act: str, no_wait: bool) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ import subprocess
 import threading
 from typing import IO, Any, Final
 
+from holdfast.api import Api, Object, not_installed
 from holdfast.arguments import Target
 from holdfast.render import to_stderr
 from holdfast_wire.errors import (
@@ -40,11 +41,6 @@ _QUIET_SECONDS: Final = 2.0
 _STOP_SECONDS: Final = 1.0
 # kubectl's complaints are a few lines.
 _STDERR_BYTES: Final = 1 << 16
-
-INSTALL: Final = (
-    "install it with: helm install holdfast charts/holdfast --namespace holdfast-system"
-    " --create-namespace"
-)
 
 _KLOG: Final = re.compile(r"[EWIF]\d{4} ")
 _REASON: Final = re.compile(r"^Error from server(?: \((\w+)\))?: (.*)$")
@@ -96,7 +92,7 @@ def explain(stderr: str, code: int) -> HoldfastError:
     """What kubectl complained of, as an error of ours."""
     said = complaint(stderr)
     if _NOT_INSTALLED.search(said):
-        return Unsupported("holdfast is not installed in this cluster", INSTALL)
+        return not_installed()
     if "must be logged in" in said:
         return Unauthenticated(
             "the cluster does not know you", "log in again; then: kubectl auth whoami"
@@ -225,3 +221,51 @@ def drain(stream: IO[bytes] | None) -> str:
     while stream is not None and (data := stream.read(1 << 12)):
         kept = (kept + data)[-_STDERR_BYTES:]
     return kept.decode(errors="replace")
+
+
+class KubectlApi:
+    """`api.Api` by the program."""
+
+    def __init__(self, kubectl: Kubectl, aside: bool = False) -> None:
+        self._kubectl, self._aside = kubectl, aside
+        self.namespace = kubectl.target.namespace
+
+    def aside(self) -> Api:
+        return KubectlApi(Kubectl(self._kubectl.target), aside=True)
+
+    def close(self) -> None:
+        """Nothing: each call is a program's."""
+
+    def session(self, name: str) -> Object:
+        return self._kubectl.json("get", SESSIONS, name, aside=self._aside)
+
+    def sessions(self, everywhere: bool) -> list[Object]:
+        where = ["--all-namespaces"] if everywhere else []
+        items = self._kubectl.json("get", SESSIONS, *where).get("items")
+        return [item for item in items or [] if isinstance(item, dict)]
+
+    def create(self, body: Object) -> Object:
+        return self._kubectl.json("create", "-f", "-", given=json.dumps(body).encode())
+
+    def patch(self, name: str, patch: Object) -> None:
+        text = json.dumps(patch, separators=(",", ":"))
+        self._kubectl.text("patch", SESSIONS, name, "--type=merge", "--patch", text)
+
+    def annotate(self, name: str, key: str, value: str | None) -> None:
+        wanted = ("--overwrite", f"{key}={value}") if value is not None else (f"{key}-",)
+        self._kubectl.text("annotate", SESSIONS, name, *wanted)
+
+    def events(self, name: str, namespace: str) -> list[Object]:
+        about = f"--field-selector=involvedObject.name={name},involvedObject.kind=Session"
+        items = self._kubectl.json("get", "events", f"--namespace={namespace}", about).get("items")
+        return [item for item in items or [] if isinstance(item, dict)]
+
+    def node(self, name: str) -> Object:
+        return self._kubectl.json("get", "node", name)
+
+    def whoami(self) -> str:
+        try:
+            user = self._kubectl.json("auth", "whoami")["status"]["userInfo"]["username"]
+        except (HoldfastError, KeyError, TypeError):
+            return ""  # kubectl older than 1.28, or an API server that does not tell
+        return user if isinstance(user, str) else ""

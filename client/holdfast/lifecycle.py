@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast import sessions
-from holdfast.arguments import DETACH_KEYS, Given
-from holdfast.commands import no_more, write, write_json
+from holdfast import folders
+from holdfast.arguments import Given
+from holdfast.commands import detach_keys, no_more, structured, write
 from holdfast.paths import SessionFolder, session_names, state_dir
 from holdfast.places import Machine
 from holdfast.render import (
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # What a Session object gets as well, when nobody's window says otherwise.
 _DEFAULT_SIZE: Final = (120, 40)
 _LIST_SECONDS: Final = 1.5
+LISTED: Final = ("NAME", "STATE", "PID", "SIZE", "CLIENTS", "IDLE", "AGE", "COMMAND")
 _END_SLACK_SECONDS: Final = 5.0
 
 
@@ -49,7 +50,7 @@ def run(given: Given) -> int:
     name = options.name if options.name is not None else free_name(state, command)
     attached = os.isatty(0) and os.isatty(1) and not options.detach and not options.output
     if options.if_absent and name in session_names(state) and _lives(state, name):
-        _awake(sessions.find(state, name))
+        _awake(folders.find(state, name))
         folder = ensure(name, to_stderr)
         return _attach(folder, keys, view=False) if attached else _started(folder, options.output)
     try:
@@ -71,10 +72,10 @@ def run(given: Given) -> int:
 
 def _ended_at_once(state: Path, name: str) -> int:
     """A short command may be over before its sidecar was up. That is no failure of ours."""
-    folder = sessions.find(state, name)
-    status = sessions.exit_status(folder)
+    folder = folders.find(state, name)
+    status = folders.exit_status(folder)
     if status is None:
-        raise sessions.ended_error(folder)
+        raise folders.ended_error(folder)
     words, code = describe_exit(status)
     write(f"[session {name} ended: {words}]\n")
     return code
@@ -87,9 +88,8 @@ def _started(folder: SessionFolder, output: str | None) -> int:
     url = address.url(folder.name)
     with Machine().connect(folder.name) as session:
         info = session.request("info")
-    if output == "json":
-        described = {"name": folder.name, "session_id": info.get("session_id")}
-        write_json({**described, "pid": info.get("pid"), "url": url})
+    described = {"name": folder.name, "session_id": info.get("session_id")}
+    if structured(output, {**described, "pid": info.get("pid"), "url": url}):
         return 0
     write(f"{folder.name}\n{url}\n")
     if sys.stderr.isatty():
@@ -122,15 +122,15 @@ def free_name(state: Path, command: Sequence[str]) -> str:
 
 def _lives(state: Path, name: str) -> bool:
     """Also if it sleeps."""
-    found = sessions.life(SessionFolder(state, session_name(name)))
-    return found in (sessions.Life.LIVE, sessions.Life.SUSPENDED)
+    found = folders.life(SessionFolder(state, session_name(name)))
+    return found in (folders.Life.LIVE, folders.Life.SUSPENDED)
 
 
 def _awake(folder: SessionFolder) -> None:
     from holdfast.hibernation import settle, woken
 
     settle(folder)
-    if sessions.asleep(folder):
+    if folders.asleep(folder):
         woken(folder)
 
 
@@ -138,12 +138,12 @@ def attach(given: Given) -> int:
     no_more(given.words[1:], given.after)
     keys = detach_keys(given.options.detach_keys)
     name = Machine().pick(given.words)
-    folder = sessions.find(state_dir(), name)
+    folder = folders.find(state_dir(), name)
     from holdfast.attach import require_terminal
     from holdfast.local import ensure
 
     require_terminal(folder.name)
-    if os.environ.get("HOLDFAST_SESSION_ID") == sessions.description(folder).get("id", ""):
+    if os.environ.get("HOLDFAST_SESSION_ID") == folders.description(folder).get("id", ""):
         raise BadRequest(
             f"you are inside session {name}; attached to itself, it would show itself for ever",
             "open another terminal, or another session",
@@ -164,22 +164,14 @@ def _attach(folder: SessionFolder, keys: tuple[Key, ...], *, view: bool) -> int:
     return attach_terminal(LocalLink(folder), Settings(folder.name, view, keys, nonce(), again))
 
 
-def detach_keys(chosen: str | None) -> tuple[Key, ...]:
-    from holdfast_wire.keys import parse_detach_keys
-
-    return parse_detach_keys(chosen or os.environ.get("HOLDFAST_DETACH_KEYS") or DETACH_KEYS)
-
-
 def url(given: Given) -> int:
     from holdfast.supervisor import Supervisor
 
     no_more(given.words[1:], given.after)
     state = state_dir()
-    name = sessions.find(state, given.words[0]).name if given.words else ""
+    name = folders.find(state, given.words[0]).name if given.words else ""
     address = Supervisor(state).ensure()
-    if given.options.output == "json":
-        write_json({"url": address.url(name), "port": address.port})
-    else:
+    if not structured(given.options.output, {"url": address.url(name), "port": address.port}):
         write(address.url(name) + "\n")
     return 0
 
@@ -191,17 +183,23 @@ def ls(given: Given) -> int:
     if given.options.output == "name":
         write("".join(f"{folder.name}\n" for folder in folders))
         return 0
-    answers = _ask_all(folders)
-    entries = [_entry(folder, info) for folder, info in zip(folders, answers, strict=True)]
-    if given.options.output == "json":
-        write_json({"sessions": entries})
-    elif entries:
-        rows = [_row(entry) for entry in entries]
-        header = ("NAME", "STATE", "PID", "SIZE", "CLIENTS", "IDLE", "AGE", "COMMAND")
-        write(table(header, rows, Style.of(sys.stdout)))
+    found = entries()
+    if structured(given.options.output, {"sessions": found}):
+        return 0
+    if found:
+        rows = [row(entry) for entry in found]
+        write(table(LISTED, rows, Style.of(sys.stdout)))
     else:
         to_stderr("there are no sessions; start one with: holdfast run")
     return 0
+
+
+def entries() -> list[dict[str, Any]]:
+    """The sessions of this machine, with what each says of itself."""
+    state = state_dir()
+    folders = [SessionFolder(state, name) for name in session_names(state)]
+    answers = _ask_all(folders)
+    return [_entry(folder, info) for folder, info in zip(folders, answers, strict=True)]
 
 
 def _ask_all(folders: list[SessionFolder]) -> list[dict[str, Any] | None]:
@@ -232,14 +230,14 @@ def _ask_all(folders: list[SessionFolder]) -> list[dict[str, Any] | None]:
 
 
 def _entry(folder: SessionFolder, info: dict[str, Any] | None) -> dict[str, Any]:
-    life = sessions.life(folder)
+    life = folders.life(folder)
     if info is not None:
         return {"name": folder.name, "phase": life.value, **info}
-    described = sessions.description(folder)
+    described = folders.description(folder)
     activity = {
-        sessions.Life.LIVE: "starting",  # hold lives; its sidecar is not up, or hangs
-        sessions.Life.ENDED: "ended",
-        sessions.Life.SUSPENDED: "suspended",
+        folders.Life.LIVE: "starting",  # hold lives; its sidecar is not up, or hangs
+        folders.Life.ENDED: "ended",
+        folders.Life.SUSPENDED: "suspended",
     }.get(life, "lost")
     return {
         "name": folder.name,
@@ -250,11 +248,12 @@ def _entry(folder: SessionFolder, info: dict[str, Any] | None) -> dict[str, Any]
         "columns": described.get("columns"),
         "rows": described.get("rows"),
         "clients": [],
-        "state": {"activity": activity, "exit": sessions.exit_status(folder)},
+        "state": {"activity": activity, "exit": folders.exit_status(folder)},
     }
 
 
-def _row(entry: dict[str, Any]) -> list[Cell]:
+def row(entry: dict[str, Any]) -> list[Cell]:
+    """Under LISTED."""
     state = entry.get("state") or {}
     activity = str(state.get("activity", "?"))
     ended = activity in ("ended", "lost")
@@ -280,10 +279,9 @@ def _row(entry: dict[str, Any]) -> list[Cell]:
 def describe(given: Given) -> int:
     """What `ls -o json` has of it, in lines; a Session object has more to say."""
     no_more(given.words[1:], given.after)
-    folder = sessions.find(state_dir(), Machine().pick(given.words))
+    folder = folders.find(state_dir(), Machine().pick(given.words))
     entry = _entry(folder, _ask_all([folder])[0])
-    if given.options.output == "json":
-        write_json(entry)
+    if structured(given.options.output, entry):
         return 0
     state = entry.get("state") or {}
     said = describe_exit(state["exit"])[0] if state.get("exit") else state.get("sentence")
@@ -314,7 +312,7 @@ def end(given: Given) -> int:
     state = state_dir()
     if options.all:
         no_more(given.words, given.after)
-        names: list[str] = [folder.name for folder in sessions.living(state)]
+        names: list[str] = [folder.name for folder in folders.living(state)]
         if not names:
             to_stderr("there is no session to end")
     else:
@@ -323,7 +321,7 @@ def end(given: Given) -> int:
     failure: HoldfastError | None = None
     for name in names:
         try:
-            _end(sessions.find(state, name), options.grace)
+            _end(folders.find(state, name), options.grace)
         except HoldfastError as error:
             if failure is not None:
                 to_stderr(str(failure))
@@ -334,24 +332,24 @@ def end(given: Given) -> int:
 
 
 def _end(folder: SessionFolder, grace: float) -> None:
-    if sessions.asleep(folder):
+    if folders.asleep(folder):
         from holdfast.hibernation import forget
 
         forget(folder)
         write(f"{folder.name} ended: it was suspended, and is not stored any more\n")
         return
-    if sessions.life(folder) is not sessions.Life.LIVE:
-        raise sessions.ended_error(folder)
+    if folders.life(folder) is not folders.Life.LIVE:
+        raise folders.ended_error(folder)
     with Machine().connect(folder.name) as session:
         session.request("end", grace=grace)
     deadline = time.monotonic() + grace + _END_SLACK_SECONDS
-    while sessions.life(folder) is sessions.Life.LIVE:
+    while folders.life(folder) is folders.Life.LIVE:
         if time.monotonic() > deadline:
             raise Unavailable(
                 f"session {folder.name} has not ended yet",
                 f"look at it: holdfast graph {folder.name}; or: holdfast end --grace 0",
             )
         time.sleep(0.02)
-    status = sessions.exit_status(folder)
+    status = folders.exit_status(folder)
     words = describe_exit(status)[0] if status else "gone"
     write(f"{folder.name} ended: {words}\n")

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from holdfast.connection import Connection, open_socket
-from holdfast.paths import SessionFolder, own_folder, state_dir
-from holdfast.sessions import (
+from holdfast.folders import (
     Life,
     asleep,
     ended_error,
@@ -29,6 +28,7 @@ from holdfast.sessions import (
     prune,
     remove,
 )
+from holdfast.paths import SessionFolder, own_folder, state_dir
 from holdfast.supervisor import Supervisor, tail
 from holdfast_wire.errors import (
     AlreadyExists,

@@ -1,4 +1,5 @@
-"""Where the sessions are that a command works on: on this machine, or in a cluster."""
+"""Where the sessions are that a command works on: on this machine, in a cluster, or behind a
+gateway that is named."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from holdfast.render import to_stderr
 from holdfast_wire.errors import BadRequest, Ended, NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from holdfast.arguments import Given
+    from holdfast.arguments import Given, Target
     from holdfast.connection import Connection
 
 
@@ -27,25 +28,35 @@ class Place(Protocol):
     def advise(self, command: str, name: str = "") -> str:
         """What to type for that."""
 
+    def names(self) -> list[str]:
+        """Of the sessions that live."""
+
 
 def place_of(given: Given) -> Place:
-    if given.target is None:
-        return Machine()
+    return Machine() if given.target is None else reached(given.target)
+
+
+def reached(target: Target) -> Place:
+    if target.gateway:
+        from holdfast.gateway_commands import Gateway
+
+        return Gateway(target)
     from holdfast.cluster import Cluster
 
-    return Cluster(given.target)
+    return Cluster(target)
 
 
 class Machine:
     """Sessions on this machine. Modules are loaded when needed: help and completion need none."""
 
     def pick(self, words: list[str]) -> str:
-        if words:
-            return words[0]
-        from holdfast.paths import state_dir
-        from holdfast.sessions import living
+        return words[0] if words else the_only(self.names(), self.advise("run"))
 
-        return the_only([folder.name for folder in living(state_dir())], self.advise("run"))
+    def names(self) -> list[str]:
+        from holdfast.folders import living
+        from holdfast.paths import state_dir
+
+        return [folder.name for folder in living(state_dir())]
 
     def connect(self, name: str) -> Connection:
         from holdfast.local import connect_local
@@ -54,9 +65,9 @@ class Machine:
 
     def look(self, name: str) -> dict[str, Any]:
         """A sidecar that dies while we wait is brought back, not complained of."""
+        from holdfast.folders import Suspended, exit_status, find
         from holdfast.local import connect_local
         from holdfast.paths import state_dir
-        from holdfast.sessions import Suspended, exit_status, find
 
         for attempt in range(3):
             try:

@@ -12,11 +12,10 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from holdfast.connection import Connection
 from holdfast.kube import RELAY, SIDECAR, Kubectl, drain, explain_exec
-from holdfast_wire.errors import HoldfastError, Unavailable
+from holdfast_wire.errors import HoldfastError
 
 # kubectl closes its ends and exits at once; its last words take no longer.
 _WHY_SECONDS: Final = 1.0
@@ -77,27 +76,3 @@ class Relay:
         self.socket.close()
         self._kubectl.stop()
         self._thread.join(_WHY_SECONDS)
-
-
-class RelayConnection(Connection):
-    """Requests through a relay; what kubectl complains of is what they raise."""
-
-    def __init__(self, relay: Relay, actor: str) -> None:
-        super().__init__(relay.socket, "kubectl", actor)
-        self._relay = relay
-
-    def ask(self, kind: str, **fields: Any) -> int:
-        try:
-            return super().ask(kind, **fields)
-        except Unavailable as error:
-            raise self._relay.why() or error from None
-
-    def _receive(self, deadline: float) -> None:
-        try:
-            super()._receive(deadline)
-        except Unavailable as error:
-            raise self._relay.why() or error from None
-
-    def close(self) -> None:
-        super().close()
-        self._relay.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.arguments import Given
 from holdfast.commands import no_more, write
 from holdfast.facts import Facts, Phase
-from holdfast.kube import SESSIONS
 from holdfast.render import to_stderr
 from holdfast_wire.errors import BadRequest, Unavailable, Unsupported
 
@@ -45,7 +43,7 @@ def suspend(given: Given) -> int:
     cluster = _cluster(given)
     found = _living(cluster, cluster.pick(given.words))
     name = found.name
-    _patch(cluster, name, {"spec": {"suspended": True}})
+    cluster.api.patch(name, {"spec": {"suspended": True}})
     if given.options.no_wait:
         write(f"{name} is to be suspended\n")
         return 0
@@ -60,7 +58,7 @@ def suspend(given: Given) -> int:
         _wait(cluster, name, "suspended", lambda now: now.phase == Phase.SUSPENDED, cannot)
     except BaseException:
         # Else it would be tried again and again, and nobody waits for it.
-        _patch(cluster, name, {"spec": {"suspended": False}})
+        cluster.api.patch(name, {"spec": {"suspended": False}})
         raise
     write(f"{name} is suspended; go on with: {cluster.advise('wake', name)}\n")
     return 0
@@ -72,7 +70,7 @@ def wake(given: Given) -> int:
     found = _living(cluster, cluster.pick(given.words))
     if found.phase not in _SLEEPS:
         if found.suspends:  # asked for, and not yet done
-            _patch(cluster, found.name, {"spec": {"suspended": False}})
+            cluster.api.patch(found.name, {"spec": {"suspended": False}})
         write(f"{found.name} is not suspended: it is {found.phase}\n")
         return 0
     if given.options.no_wait:
@@ -102,7 +100,7 @@ def _ask_to_wake(cluster: Cluster, found: Facts) -> None:
     patch: dict[str, Any] = {"metadata": {"annotations": {WAKE: str(found.epoch or 0)}}}
     if found.suspends:
         patch["spec"] = {"suspended": False}
-    _patch(cluster, found.name, patch)
+    cluster.api.patch(found.name, patch)
 
 
 def fork(given: Given) -> int:
@@ -120,7 +118,7 @@ def fork(given: Given) -> int:
     origin = {"checkpoint": given.options.checkpoint} if given.options.checkpoint else {
         "session": found.name
     }  # fmt: skip
-    body = cluster.kubectl.json("get", SESSIONS, found.name)
+    body = cluster.api.session(found.name)
     spec = {key: value for key, value in body["spec"].items() if key not in _OWN}
     made = {
         "apiVersion": "holdfast.dev/v1alpha1",
@@ -128,7 +126,7 @@ def fork(given: Given) -> int:
         "metadata": {"name": name},
         "spec": {**spec, "forkFrom": origin},
     }
-    cluster.kubectl.json("create", "-f", "-", given=json.dumps(made).encode())
+    cluster.api.create(made)
     if given.options.no_wait:
         write(f"{name} is to be a fork of {found.name}\n")
         return 0
@@ -149,11 +147,6 @@ def _living(cluster: Cluster, name: str) -> Facts:
     if found.over:
         raise ended_error(found, cluster)
     return found
-
-
-def _patch(cluster: Cluster, name: str, patch: dict[str, Any]) -> None:
-    text = json.dumps(patch, separators=(",", ":"))
-    cluster.kubectl.text("patch", SESSIONS, name, "--type=merge", "--patch", text)
 
 
 def _wait(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from holdfast.sessions import read_json
+from holdfast.folders import read_json
 from holdfast_wire.errors import Internal, Unavailable, Unsupported
 
 START_SECONDS: Final = 10.0

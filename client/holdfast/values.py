@@ -35,3 +35,10 @@ def key(text: str) -> str:
     if not text or len(text.encode(errors="replace")) > 255:
         raise BadRequest("an idempotency key has 1 to 255 bytes", "for example: --key deploy-42")
     return text
+
+
+def variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise BadRequest(f"{text!r} is not a variable", "for example: --env CI=1")
+    return name, value

@@ -6,8 +6,6 @@ WebSocket message must hold whole frames.
 
 Nothing is queued here. A client that reads slowly makes `send_bytes` wait, so that this task stops
 reading from the sidecar, which bounds what it keeps for us and sends a gap and a snapshot later.
-
-Invariant: `FrameCutter` holds less than one frame between calls.
 """
 
 from __future__ import annotations
@@ -24,16 +22,16 @@ from holdfast_gateway.backend import READ_AHEAD, Link, act_of
 from holdfast_wire.errors import BadRequest, HoldfastError, Internal, TooLarge
 from holdfast_wire.frames import (
     HEADER,
-    MAX_PAYLOAD,
-    VERSION,
     Attach,
     Control,
     Decoder,
     Error,
     Frame,
+    FrameCutter,
     Input,
     Resize,
     encode,
+    whole_frames,
 )
 
 # A paste goes in parts; nothing a client has to say needs more than this at once.
@@ -41,32 +39,6 @@ MAX_CLIENT_PAYLOAD: Final = 1 << 18
 MAX_CLIENT_MESSAGE: Final = MAX_CLIENT_PAYLOAD + HEADER.size
 # A client that reads has the last frame and answers the close at once.
 _FAREWELL_SECONDS: Final = 1.0
-
-
-class FrameCutter:
-    """Chunks of a byte stream in; chunks that end where a frame ends out."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, chunk: bytes) -> bytes:
-        data = self._rest + chunk if self._rest else chunk
-        end = whole_frames(data)
-        self._rest = data[end:]
-        return data[:end]
-
-
-def whole_frames(data: bytes) -> int:
-    """How many of these bytes make whole frames, by their headers alone."""
-    end = 0
-    while len(data) - end >= HEADER.size:
-        version, _, reserved, length = HEADER.unpack_from(data, end)
-        if version != VERSION or reserved or length > MAX_PAYLOAD:
-            raise Internal("the stream from the sidecar is out of step")
-        if end + HEADER.size + length > len(data):
-            break
-        end += HEADER.size + length
-    return end
 
 
 def vouched(frame: Frame, caller: Caller) -> Frame:

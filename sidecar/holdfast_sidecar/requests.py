@@ -29,8 +29,9 @@ _MAX_TEXT: Final = MAX_PAYLOAD - (64 << 10)
 _MAX_GRACE: Final = 3600.0
 # Not while the session is being moved: what they did here might not have been done there.
 _ACTING: Final = frozenset(
-    ("send", "exec", "take", "freeze", "thaw", "signal", "end", "job_start", "job_signal")
-)
+    ("send", "exec", "take", "release", "freeze", "thaw", "signal", "end", "job_start",
+     "job_signal")
+)  # fmt: skip
 
 
 class Asker(NamedTuple):
@@ -87,6 +88,7 @@ class Requests:
             "exec": self._exec,
             "journal": self._journal,
             "take": self._take,
+            "release": self._release,
             "freeze": self._freeze,
             "thaw": self._thaw,
             "signal": self._signal,
@@ -243,6 +245,10 @@ class Requests:
 
     async def _take(self, asker: Asker, _body: Body) -> Body:
         self._session.take(asker.actor, asker.client)
+        return {"holder": self._session.turn.holder, "lead": self._session.turn.lead}
+
+    async def _release(self, asker: Asker, _body: Body) -> Body:
+        self._session.release(asker.actor, asker.client)
         return {"holder": self._session.turn.holder, "lead": self._session.turn.lead}
 
     async def _freeze(self, asker: Asker, _body: Body) -> Body:

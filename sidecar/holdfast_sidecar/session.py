@@ -225,6 +225,12 @@ class Session:
         self._fit()
         self.tell_clients()
 
+    def release(self, actor: Actor, client: ClientId | None) -> None:
+        self.turn.release(actor)
+        self.journal.add("release", actor=actor, client=client)
+        self._fit()
+        self.tell_clients()
+
     def _fit(self) -> None:
         """The session gets the lead's size, at this seq and for everyone."""
         wanted = self.turn.size()

@@ -107,6 +107,18 @@ class Turn:
         self._typed[client] = self._clock
         self.holder, self.lead = self._here[client].actor, client
 
+    def release(self, actor: Actor) -> None:
+        """To the next writer of another actor's, if there is one; to nobody, if no writer is here
+        at all. Only its holder gives it away."""
+        if self.holder != actor:
+            raise NoTurn(f"{self.holder or 'nobody'} holds the turn", "there is nothing to give")
+        writers = self._writers()
+        heirs = [p for p in writers if p.actor != actor]
+        if heirs:
+            self.holder, self.lead = heirs[0].actor, heirs[0].client
+        elif not writers:
+            self.holder = self.lead = None
+
     def take(self, actor: Actor, client: ClientId | None) -> None:
         if client is not None and self._here[client].mode is Mode.VIEW:
             raise Forbidden("this client is a viewer", "attach for writing to take the turn")

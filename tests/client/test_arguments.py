@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from holdfast.arguments import (
-    COMMANDS,
     Given,
     Target,
     means_cluster,
@@ -18,6 +17,7 @@ from holdfast.arguments import (
 )
 from holdfast.cli import main, program_name
 from holdfast.commands import HANDLERS
+from holdfast.specs import COMMANDS
 from holdfast.values import size
 from holdfast_wire.errors import BadRequest
 
@@ -150,7 +150,7 @@ def fails(capsys: pytest.CaptureFixture[str], *tokens: str) -> tuple[int, str]:
         (("run", "--size", "100000x10"), "a terminal cannot be 100000x10"),
         (("run", "--scrollback", "-5"), "is not a number"),
         (("run", "--detach-keys", "d"), "would swallow an ordinary key"),
-        (("ls", "-o", "yaml"), "invalid choice"),
+        (("ls", "-o", "xml"), "invalid choice"),
         (("ls", "build"), "what is 'build' for?"),
         (("exec", "build", "make"), "exec needs a command after '--'"),
         (("exec", "build", "--timeout", "nan", "--", "x"), "is not a number of seconds"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from client_kit import Home, Screen, alive, eventually
-from holdfast.sessions import sidecar_pid
+from holdfast.folders import sidecar_pid
 
 DETACH = b"\x1cd"
 Open = Callable[..., Screen]

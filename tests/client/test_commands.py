@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from client_kit import Home, alive, eventually
-from holdfast.sessions import Life, life, sidecar_pid
+from holdfast.folders import Life, life, sidecar_pid
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from holdfast.arguments import COMMANDS
+from client_kit import Home
 from holdfast.completion import flags, script
+from holdfast.specs import COMMANDS
+
+from .fake_cluster import FakeCluster
 
 FAKE = """\
 #!/bin/sh
@@ -65,8 +69,35 @@ def test_bash_completes(tmp_path: Path) -> None:
     assert complete(tmp_path, "holdfast", "attach", "--v") == ["--view"]
     assert complete(tmp_path, "holdfast", "attach", "--view", "b") == ["build"]
     assert complete(tmp_path, "holdfast", "wait", "web", "--for", "p") == ["prompt", "password"]
-    assert complete(tmp_path, "holdfast", "ls", "-o", "") == ["json", "name"]
+    assert complete(tmp_path, "holdfast", "ls", "-o", "") == ["json", "yaml", "name"]
     assert complete(tmp_path, "holdfast", "completion", "z") == ["zsh"]
     assert complete(tmp_path, "holdfast", "help", "sc") == ["screen"]
     assert "bash" in complete(tmp_path, "holdfast", "run", "bas")
     assert "bash" in complete(tmp_path, "holdfast", "exec", "web", "--", "bas")
+
+
+def test_kubectl_asks_what_may_follow(cluster: FakeCluster, home: Home) -> None:
+    cluster.session("build", phase="Running")
+    cluster.session("over", phase="Ended")
+    cluster.session("web", namespace="team", phase="Running")
+
+    def offered(*words: str) -> list[str]:
+        code = "from holdfast.completion import kubectl; kubectl()"
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, *words], env=home.env | cluster.env,
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        *found, last = done.stdout.splitlines()
+        assert last == ":4"
+        return found
+
+    assert offered("at") == ["attach"]
+    assert offered("attach", "") == ["build"]
+    assert offered("attach", "-n", "team", "") == ["web"]
+    assert offered("attach", "build", "") == []
+    assert offered("attach", "--v") == ["--view"]
+    assert offered("ls", "-o", "y") == ["yaml"]
+    assert offered("exec", "build", "--", "") == []
+    assert offered("completion", "f") == ["fish"]
+    cluster.set(fails={"get": ["Unable to connect to the server", 1]})
+    assert offered("attach", "") == []

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.arguments import CLUSTER_OPTIONS, COMMANDS, DETACH_KEYS, parser_for
+from holdfast.arguments import CLUSTER_OPTIONS, parser_for
 from holdfast.completion import flags
+from holdfast.specs import COMMANDS, DETACH_KEYS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "cli.md").read_text()

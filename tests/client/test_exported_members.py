@@ -12,30 +12,51 @@ import pytest
 import holdfast
 from holdfast_wire import errors
 
+ROOT = Path(__file__).parents[2]
 EXPORTED = [
     "AlreadyExists",
     "BadName",
     "BadRequest",
     "Busy",
     "CommandFailed",
-    "Connection",
     "Ended",
+    "Executed",
+    "Exit",
     "Forbidden",
+    "Gap",
+    "Graph",
     "HoldfastError",
     "Internal",
+    "Job",
+    "JobState",
+    "News",
     "NoTurn",
     "NotFound",
+    "Output",
     "Permanent",
+    "Port",
+    "Process",
+    "Record",
     "Refused",
+    "Resize",
     "Retry",
+    "Screen",
+    "Sent",
+    "Session",
+    "SessionInfo",
+    "Snapshot",
+    "State",
     "StillRunning",
+    "TimedOut",
     "TooLarge",
     "Unauthenticated",
     "Unavailable",
     "Unsupported",
     "__version__",
-    "connect_local",
+    "connect",
     "run_session",
+    "sessions",
+    "sync",
 ]
 
 
@@ -50,13 +71,19 @@ def test_every_error_is_exported() -> None:
         assert getattr(holdfast, error.__name__) is error
 
 
+def test_a_module_does_not_hide_what_is_exported() -> None:
+    """A submodule, once imported, is an attribute of its package."""
+    hidden = [name for name in EXPORTED if (ROOT / "client" / "holdfast" / f"{name}.py").exists()]
+    assert hidden == ["sync"]
+
+
 def test_nothing_else() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = holdfast.nonsense
 
 
 def test_the_version_is_the_distributions() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert holdfast.__version__ == project["project"]["version"]
 
 
@@ -102,6 +129,19 @@ def test_ls_in_a_cluster_loads_little(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "holdfast.kube" in loaded
     unwanted = {"holdfast.connection", "holdfast.local", "holdfast.relay", "holdfast_wire.frames"}
     assert not loaded & ((SLOW - {"subprocess"}) | unwanted)
+
+
+def test_attaching_to_a_cluster_loads_little() -> None:
+    """All that `kubectl holdfast attach` needs up to its first frame, and no library for it."""
+    modules = "attach", "api", "cluster_commands", "plainyaml", "reach", "remote"
+    code = "import sys" + "".join(f", holdfast.{name}" for name in modules)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(*sys.modules)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    loaded = set(done.stdout.split())
+    assert "holdfast.tunnel" in loaded
+    assert not loaded & (SLOW | {"holdfast.kube", "holdfast.relay", "tempfile", "yaml"})
 
 
 def test_completing_names_loads_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

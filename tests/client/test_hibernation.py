@@ -13,8 +13,8 @@ import pytest
 
 from client_kit import Home
 from holdfast import hibernation
+from holdfast.folders import Life, Suspended, life
 from holdfast.paths import SessionFolder, session_names, shelves
-from holdfast.sessions import Life, Suspended, life
 from holdfast_wire.errors import Internal, Unsupported, from_json
 
 

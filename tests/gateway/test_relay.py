@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import gateway_kit
 from gateway_kit import Place
 from holdfast_gateway.auth import Caller, Modality
-from holdfast_gateway.relay import MAX_CLIENT_PAYLOAD, FrameCutter, checked
+from holdfast_gateway.relay import MAX_CLIENT_PAYLOAD, checked
 from holdfast_wire.errors import BadRequest, HoldfastError, Internal, TooLarge
 from holdfast_wire.frames import (
     Ack,
@@ -25,6 +25,7 @@ from holdfast_wire.frames import (
     Decoder,
     Error,
     Frame,
+    FrameCutter,
     Gap,
     Input,
     Output,

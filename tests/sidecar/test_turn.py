@@ -50,6 +50,19 @@ class TurnMachine(RuleBasedStateMachine):
         if before[0] is not None or mode is Mode.VIEW:
             assert (self.turn.lead, self.turn.holder) == before, "coming changes nobody's turn"
 
+    @rule(actor=st.sampled_from([ANA, BEN, BOT]))
+    def release(self, actor: Actor) -> None:
+        before = self.turn.holder
+        if before != actor:
+            with pytest.raises(NoTurn):
+                self.turn.release(actor)
+            assert self.turn.holder == before
+            return
+        self.turn.release(actor)
+        others = [p for p in self.turn.participants if p.mode is Mode.WRITE and p.actor != actor]
+        if others:
+            assert self.turn.holder != actor, "it goes to somebody else"
+
     @precondition(lambda self: self.turn.participants)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:

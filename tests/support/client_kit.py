@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from holdfast.folders import sidecar_pid
 from holdfast.paths import SessionFolder, session_names
-from holdfast.sessions import sidecar_pid
 from holdfast_wire.frames import Control, Decoder, Error, Frame, encode
 from holdfast_wire.ids import session_name
 

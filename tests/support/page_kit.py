@@ -25,10 +25,9 @@ from holdfast_gateway.auth import Caller, Modality
 from holdfast_gateway.backend import ACTS, Act, Link, Reader
 from holdfast_gateway.http import Http
 from holdfast_gateway.login import Login, Oidc, Peer, Token, TrustedProxy, networks
-from holdfast_gateway.relay import FrameCutter
 from holdfast_gateway.sessions import Sessions
 from holdfast_wire.errors import Forbidden, NotFound, Unauthenticated, Unsupported
-from holdfast_wire.frames import Control, encode
+from holdfast_wire.frames import Control, FrameCutter, encode
 from holdfast_wire.ids import Actor
 
 ONE: Final = "/api/v1/namespaces/{namespace}/sessions/{name}"

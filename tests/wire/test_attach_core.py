@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -289,6 +290,24 @@ def test_a_session_on_the_move_is_told_from_a_lost_connection() -> None:
     assert b"row 23" in painted_over(machine, 12.5)
     machine.lost(20.0)
     assert b"lost, reconnecting" in shown(ticks_until(machine, 22.0))
+
+
+def test_what_is_waited_for_is_said() -> None:
+    machine = live()
+    machine.received(Control({"kind": "moving"}), 10.0)
+    machine.lost(10.1)
+    machine.connected()
+
+    def waits(sentence: str, now: float) -> bytes:
+        return shown(machine.received(Control({"kind": "waiting", "sentence": sentence}), now))
+
+    assert waits("it is Moving", 10.5) == b"", "most take no longer"
+    said = shown(ticks_until(machine, 12.0)).decode()
+    assert re.search("build is moving to another node….*it is Moving", said)
+    assert b"it is Restoring" in waits("it is \x1b[2JRestoring", 13.0)
+    assert waits("it is Restoring", 13.5) == b""
+    machine.received(answer(100, resumed=True), 14.0)
+    assert b"row 23" in painted_over(machine, 14.0)
 
 
 def test_a_session_that_stayed_after_all() -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from holdfast_wire import sequences
 from holdfast_wire.detach import HOLD_SECONDS, DetachScanner
-from holdfast_wire.errors import Ended, HoldfastError, Retry
+from holdfast_wire.errors import Ended, HoldfastError, Retry, Unauthenticated
 from holdfast_wire.exits import describe_exit
 from holdfast_wire.frames import (
     Ack,
@@ -195,11 +195,12 @@ class AttachCore:
         first, longest = _BACKOFF
         self._retry_at = now + min(first * 2**self._attempts, longest)
         self._attempts += 1
+        return self._waits(reason) or _show(self._overlay.erase())
+
+    def _waits(self, reason: str) -> list[Action]:
+        """For what; said at once, if it has been said that we wait."""
         before, self._reason = self._reason, plain(reason)
-        news = before != self._reason
-        if news and self._overlay.blind:
-            return self._say_away()
-        return _show(self._overlay.erase())
+        return self._say_away() if self._overlay.blind and before != self._reason else []
 
     def gone(self, error: HoldfastError, exit_status: dict[str, Any] | None) -> list[Action]:
         """There is no session to come back to."""
@@ -386,6 +387,8 @@ class AttachCore:
                 return self._ending(self._exit) if self.phase is Phase.LIVE else []
             case {"kind": "moving" | "saving" as kind}:
                 self._busy, self._busy_since = _BUSY[kind], now
+            case {"kind": "waiting", "sentence": str(sentence)}:
+                return self._waits(sentence)
             case {"kind": "stayed"}:
                 self._busy = ""
                 self._overlay.repair(now)
@@ -407,7 +410,8 @@ class AttachCore:
             return [Show(b"\x07")] if sequences.in_ground(self._tail) else []
         if ref != 0:
             return []  # a picture for our bottom line was refused: then there is none
-        if isinstance(error, Retry):
+        if isinstance(error, Retry | Unauthenticated):
+            # Also a token that has run out: the next connection has a new one, or is refused.
             return [Disconnect(), *self.lost(now)]
         return self._leave(error.exit_code, "", error)
 

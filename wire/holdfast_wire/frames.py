@@ -21,7 +21,14 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Any, Final
 
-from holdfast_wire.errors import BadRequest, HoldfastError, TooLarge, Unsupported, from_json
+from holdfast_wire.errors import (
+    BadRequest,
+    HoldfastError,
+    Internal,
+    TooLarge,
+    Unsupported,
+    from_json,
+)
 
 VERSION: Final = 1
 HEADER: Final = struct.Struct("!BBHI")
@@ -279,6 +286,33 @@ class Decoder:
             raise BadRequest("a frame's reserved bits are set")
         if length > self._max:
             raise TooLarge(f"a frame of {length} bytes is over {self._max}", "send it in parts")
+
+
+class FrameCutter:
+    """Chunks of a byte stream in; chunks that end where a frame ends out. For a WebSocket, whose
+    messages hold whole frames; between calls it holds less than one."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        data = self._rest + chunk if self._rest else chunk
+        end = whole_frames(data)
+        self._rest = data[end:]
+        return data[:end]
+
+
+def whole_frames(data: bytes) -> int:
+    """How many of these bytes make whole frames, by their headers alone."""
+    end = 0
+    while len(data) - end >= HEADER.size:
+        version, _, reserved, length = HEADER.unpack_from(data, end)
+        if version != VERSION or reserved or length > MAX_PAYLOAD:
+            raise Internal("the stream of frames is out of step")
+        if end + HEADER.size + length > len(data):
+            break
+        end += HEADER.size + length
+    return end
 
 
 def decode(data: bytes) -> Frame:

@@ -1,0 +1,142 @@
+"""Sessions behind a gateway, whether one comes to it through the API server's aggregation layer or
+by its own address: the same paths below, the same frames."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import quote
+
+from holdfast.access import Access
+from holdfast.answers import NotServed
+from holdfast.connection import CarriedConnection, Connection
+from holdfast.http1 import Http
+from holdfast.tunnel import Tunnel
+from holdfast_wire.errors import Ended, HoldfastError, Unavailable
+from holdfast_wire.ids import session_name
+
+GROUP: Final = "/apis/subresources.holdfast.dev"
+AGGREGATED: Final = f"{GROUP}/v1alpha1"
+OWN: Final = "/api/v1"
+# Before anybody wonders whether something is wrong.
+_QUIET_SECONDS: Final = 1.5
+
+Say = Callable[[str], None]
+Waits = Callable[[str], str]
+"""What a session's gateway waits for, by its name; empty if it is not known."""
+
+
+class NotYet(Unavailable):
+    """A gateway says that the session is not to be reached at the moment."""
+
+
+class Remote:
+    def __init__(self, access: Access, base: str, client: str, waits: Waits | None = None) -> None:
+        """`base`: AGGREGATED or OWN. `client`: how we come, for the session's journal."""
+        self.access, self._base, self._client = access, base, client
+        self._waits = waits
+
+    def http(self, keep: bool = True) -> Http:
+        return Http(self.access, self._client, keep)
+
+    def path(self, name: str, namespace: str, below: str = "") -> str:
+        where = f"/namespaces/{session_name(namespace)}" if namespace else ""
+        own = quote(session_name(name), safe="")
+        return f"{self._base}{where}/sessions/{own}" + (f"/{below}" if below else "")
+
+    def tunnel(self, name: str, namespace: str) -> Tunnel:
+        """On its way; not waited for."""
+        waits = self._waits
+        told = None if waits is None else (lambda: waits(name))
+        return Tunnel(self.access, self.path(name, namespace, "stream"), self._client, told)
+
+    def opened(self, name: str, namespace: str, say: Say) -> Tunnel:
+        """Let in, or raises why not. `say` hears what is being waited for."""
+        tunnel = self.tunnel(name, namespace)
+        try:
+            told = ""
+            while not tunnel.opened.wait(0.1 if told or tunnel.sentence else _QUIET_SECONDS):
+                if tunnel.sentence != told:
+                    told = tunnel.sentence
+                    say(f"waiting for {name}: {told} …")
+            if tunnel.failed():
+                raise self._explained(tunnel)
+        except BaseException:
+            tunnel.close()
+            raise
+        return tunnel
+
+    def _explained(self, tunnel: Tunnel) -> HoldfastError:
+        error = tunnel.why()
+        if error is None:
+            return Unavailable("the gateway does not answer", "try again")
+        if tunnel.foreign_refusal() and self._base == AGGREGATED and not self.installed():
+            # RBAC is asked first, and nobody has rights on what is not there.
+            return NotServed("the cluster has no gateway of holdfast")
+        if isinstance(error, Unavailable) and tunnel.refused is not None:
+            return NotYet(error.message, error.advice)
+        return error
+
+    def installed(self) -> bool:
+        """Whether the API server knows of the gateway; that everybody may ask."""
+        return self.http(keep=False).request("GET", GROUP).status != 404
+
+    def connect(self, name: str, namespace: str, say: Say) -> Connection:
+        return CarriedConnection(self.opened(name, namespace, say), self._client)
+
+
+class TunnelLink:
+    """The connections of one attachment, one after the other, each to whichever gateway answers."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        name: str,
+        namespace: str,
+        exit_of: Callable[[], dict[str, Any] | None] | None = None,
+    ) -> None:
+        """`exit_of` asks how a session ended, once it is known that it has."""
+        self._remote, self._name, self._namespace = remote, name, namespace
+        self._exit_of = exit_of
+        self._tunnel: Tunnel | None = None
+        self._fresh = False
+        self._exit: dict[str, Any] | None = None
+
+    def prepare(self, say: Say) -> None:
+        """The first one, before the terminal is ours: whoever has to log in can, and what is wrong
+        is said where it can be read. One that takes long to come is waited for further on, where
+        its user can leave."""
+        try:
+            self._tunnel = self._remote.opened(self._name, self._namespace, say)
+            self._fresh = True
+        except NotYet as error:
+            say(f"{error.message}; waiting …")
+
+    def open(self) -> socket.socket:
+        if self._fresh and self._tunnel is not None:
+            self._fresh = False
+            return self._tunnel.socket
+        self.close()
+        self._tunnel = self._remote.tunnel(self._name, self._namespace)
+        return self._tunnel.socket
+
+    def why(self) -> HoldfastError | None:
+        error = self._tunnel.why() if self._tunnel is not None else None
+        if isinstance(error, NotServed):
+            return Unavailable("no gateway answers at the moment")  # one did before
+        if isinstance(error, Ended) and self._exit_of is not None:
+            self._exit = self._exit_of()
+        return error
+
+    def exit_status(self) -> dict[str, Any] | None:
+        return self._exit
+
+    def finish(self) -> None:
+        if self._tunnel is not None:
+            self._tunnel.finish()
+
+    def close(self) -> None:
+        if self._tunnel is not None:
+            self._tunnel.close()
+            self._tunnel = None

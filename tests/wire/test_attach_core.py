@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 
+from attach_kit import BOTH, KEYS, answer, core, left, live, resume_of, sent, shown
 from holdfast_wire.attach_core import (
     MAX_UNACKED,
     QUIET_SECONDS,
@@ -16,9 +16,7 @@ from holdfast_wire.attach_core import (
     Disconnect,
     Leave,
     Phase,
-    Send,
     Settings,
-    Show,
 )
 from holdfast_wire.errors import Forbidden, NoTurn, Unavailable
 from holdfast_wire.frames import (
@@ -27,7 +25,6 @@ from holdfast_wire.frames import (
     Attach,
     Control,
     Error,
-    Frame,
     Gap,
     Input,
     Output,
@@ -35,63 +32,6 @@ from holdfast_wire.frames import (
     Resize,
     Snapshot,
 )
-from holdfast_wire.keys import parse_detach_keys
-
-KEYS = parse_detach_keys("ctrl-\\,d")
-BOTH = Part.FIRST | Part.LAST
-
-
-def core(view: bool = False) -> AttachCore:
-    return AttachCore(Settings("build", view, KEYS, "nonce", "holdfast attach build"), (80, 24))
-
-
-def answer(seq: int = 0, *, resumed: bool = False, **more: Any) -> Attach:
-    state = {"activity": "running", "exit": None}
-    body = {"session_id": "id1", "seq": seq, "resumed": resumed, "columns": 80, "rows": 24}
-    return Attach({**body, "state": state, **more})
-
-
-def live(view: bool = False) -> AttachCore:
-    """Attached, with the snapshot at seq 100."""
-    machine = core(view)
-    machine.start(0.0)
-    machine.connected()
-    machine.received(answer(), 0.0)
-    machine.received(Snapshot(100, 80, 24, BOTH, b"screen"), 0.0)
-    assert machine.phase is Phase.LIVE
-    return machine
-
-
-def shown(actions: list[Action]) -> bytes:
-    return b"".join(action.data for action in actions if isinstance(action, Show))
-
-
-def sent(actions: list[Action]) -> list[Frame]:
-    return [action.frame for action in actions if isinstance(action, Send)]
-
-
-def left(actions: list[Action]) -> Leave:
-    (leave,) = [action for action in actions if isinstance(action, Leave)]
-    return leave
-
-
-def resume_of(machine: AttachCore) -> Any:
-    (frame,) = sent(machine.connected())
-    assert isinstance(frame, Attach)
-    return frame.body.get("resume")
-
-
-def ticks_until(machine: AttachCore, end: float) -> list[Action]:
-    """Every wake-up the machine asks for; each one must move it on."""
-    actions: list[Action] = []
-    for _ in range(100):
-        moment = machine.wakeup()
-        if moment is None or moment > end:
-            return actions
-        actions += machine.tick(moment)
-        if any(isinstance(action, Connect) for action in actions[-1:]):
-            actions += machine.lost(moment)
-    raise AssertionError("it never sleeps")
 
 
 def test_the_first_attach_asks_for_everything() -> None:
@@ -244,140 +184,6 @@ def test_refused_input_is_dropped_and_told() -> None:
     assert isinstance(request, Control)
     body = {"kind": "answer", "id": request.body["id"], "result": {"seq": 100, "text": ""}}
     assert b"ana has the turn" in shown(machine.received(Control(body), 1.0))
-
-
-def test_backoff_and_notice() -> None:
-    machine = live()
-    machine.lost(10.0)
-    early = ticks_until(machine, 10.0 + QUIET_SECONDS - 0.01)
-    assert shown(early) == b"", "no flicker for a short absence"
-    tries = sum(isinstance(action, Connect) for action in early)
-    assert 3 <= tries <= 8
-    late = ticks_until(machine, 20.0)
-    assert shown(late).count(b"reconnecting") == 1
-    assert 4 <= sum(isinstance(action, Connect) for action in late) <= 12
-
-
-def painted_over(machine: AttachCore, now: float) -> bytes:
-    """It asks what is under its notice, and is told."""
-    (request,) = sent(machine.tick(now))
-    assert isinstance(request, Control)
-    assert request.body["kind"] == "screen"
-    lines = "\n".join(f"row {n}" for n in range(24))
-    body = {"kind": "answer", "id": request.body["id"], "result": {"seq": 100, "text": lines}}
-    return shown(machine.received(Control(body), now + 0.1))
-
-
-def test_a_notice_is_painted_over_after_a_quiet_resume() -> None:
-    machine = live()
-    machine.lost(10.0)
-    ticks_until(machine, 13.0)
-    machine.connected()
-    machine.received(answer(100, resumed=True), 13.0)
-    assert b"\x1b[24;1H\x1b[0m\x1b[2Krow 23" in painted_over(machine, 13.0)
-    assert shown(machine.received(Output(100, b"more"), 13.2)) == b"more"
-
-
-def test_a_session_on_the_move_is_told_from_a_lost_connection() -> None:
-    machine = live()
-    machine.received(Control({"kind": "moving"}), 10.0)
-    assert shown(ticks_until(machine, 10.0 + QUIET_SECONDS - 0.01)) == b"", "most take no longer"
-    machine.lost(10.5)
-    said = shown(ticks_until(machine, 12.0))
-    assert said.count("build is moving to another node…".encode()) == 1
-    machine.connected()
-    machine.received(answer(100, resumed=True), 12.5)
-    assert b"row 23" in painted_over(machine, 12.5)
-    machine.lost(20.0)
-    assert b"lost, reconnecting" in shown(ticks_until(machine, 22.0))
-
-
-def test_what_is_waited_for_is_said() -> None:
-    machine = live()
-    machine.received(Control({"kind": "moving"}), 10.0)
-    machine.lost(10.1)
-    machine.connected()
-
-    def waits(sentence: str, now: float) -> bytes:
-        return shown(machine.received(Control({"kind": "waiting", "sentence": sentence}), now))
-
-    assert waits("it is Moving", 10.5) == b"", "most take no longer"
-    said = shown(ticks_until(machine, 12.0)).decode()
-    assert re.search("build is moving to another node….*it is Moving", said)
-    assert b"it is Restoring" in waits("it is \x1b[2JRestoring", 13.0)
-    assert waits("it is Restoring", 13.5) == b""
-    machine.received(answer(100, resumed=True), 14.0)
-    assert b"row 23" in painted_over(machine, 14.0)
-
-
-def test_a_session_that_stayed_after_all() -> None:
-    machine = live()
-    machine.received(Control({"kind": "saving"}), 10.0)
-    assert b"build is being stored" in shown(ticks_until(machine, 12.0))
-    machine.received(Control({"kind": "stayed"}), 13.0)
-    assert b"row 23" in painted_over(machine, 13.0)
-    assert shown(ticks_until(machine, 30.0)) == b""
-
-
-def test_output_under_a_notice_asks_for_a_fresh_picture() -> None:
-    machine = live()
-    machine.lost(10.0)
-    ticks_until(machine, 13.0)
-    machine.connected()
-    machine.received(answer(100, resumed=True), 13.0)
-    assert machine.received(Output(100, b"scrolls\r\n"), 13.0) == [Disconnect()]
-    assert isinstance(machine.tick(13.0)[-1], Connect)
-    assert resume_of(machine) is None
-
-
-def test_a_sequence_cut_in_two_is_not_resumed_after_a_notice() -> None:
-    machine = live()
-    machine.received(Output(100, b"text\x1b[38;5"), 0.0)
-    machine.lost(10.0)
-    notice = shown(ticks_until(machine, 13.0))
-    assert notice.startswith(b"\x18"), "ours would end it"
-    assert resume_of(machine) is None
-
-
-def test_a_sequence_cut_in_two_is_resumed_without_a_notice() -> None:
-    machine = live()
-    machine.received(Output(100, b"text\x1b[38;5"), 0.0)
-    machine.lost(10.0)
-    assert shown(ticks_until(machine, 10.2)) == b""
-    assert resume_of(machine) == {"session_id": "id1", "seq": 110}
-
-
-def greeting(machine: AttachCore) -> bytes:
-    (request,) = sent(machine.tick(1.0))
-    assert isinstance(request, Control)
-    text = "\n".join(f"row {n}" for n in range(24))
-    body = {"kind": "answer", "id": request.body["id"], "result": {"seq": 100, "text": text}}
-    return shown(machine.received(Control(body), 1.0))
-
-
-def test_the_greeting_is_taken_back_before_output() -> None:
-    machine = live()
-    assert "attached to build · detach: ctrl-\\ then d".encode() in greeting(machine)
-    after = shown(machine.received(Output(100, b"more"), 1.1))
-    assert after.endswith(b"row 23\x1b[0m\x1b8more")
-
-
-def test_the_greeting_goes_by_itself() -> None:
-    machine = live()
-    greeting(machine)
-    moment = machine.wakeup()
-    assert moment is not None
-    assert b"row 23" in shown(machine.tick(moment))
-    assert machine.wakeup() is None
-
-
-def test_a_picture_of_another_moment_is_not_used() -> None:
-    machine = live()
-    (request,) = sent(machine.tick(1.0))
-    assert isinstance(request, Control)
-    body = {"kind": "answer", "id": request.body["id"], "result": {"seq": 99, "text": ""}}
-    assert shown(machine.received(Control(body), 1.0)) == b""
-    assert sent(machine.tick(2.0)), "it asks again"
 
 
 def test_detach() -> None:

@@ -15,6 +15,7 @@ from bench import (
     measure_attach,
     measure_curve,
     measure_echo,
+    measure_gateway,
     measure_memory,
     measure_moves,
     measure_stalled,
@@ -36,6 +37,7 @@ PARTS: Final[dict[str, Callable[[int, Table], Figures]]] = {
     "memory": lambda _size, table: measure_memory.measure(table),
     "throughput": measure_throughput.measure,
     "stalled": measure_stalled.measure,
+    "gateway": lambda _size, table: measure_gateway.measure(table),
     "moves": lambda _size, table: measure_moves.measure(table),
     "curve": lambda _size, table: measure_curve.measure(table),
 }

@@ -3,16 +3,22 @@ kernel's line editing, and xterm.js, each beside the same session to which nothi
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from gateway_kit import until
 from holdfast_sidecar import snapshot
 from holdfast_sidecar.ghostty import Terminal
-from holdfast_sidecar.notices import Notice, paint
+from holdfast_sidecar.hold import HoldLink
+from holdfast_sidecar.notices import Notice, Notices, paint
+from holdfast_sidecar.session import Session
+from holdfast_sidecar.state import Descriptor, Graph, Process, Thread
 from judge import Judge
 from sidecar_kit import Client, Live
 
@@ -162,6 +168,54 @@ def test_a_cursor_that_hangs_past_the_last_column_hangs_there_again() -> None:
 def test_nothing_in_it_reaches_the_terminal_as_a_command() -> None:
     text, _ = shown(b"$ ", Notice("a\x1b[2J: ", "b\nc\x07", "\u202e\x9b31m"))
     assert text == "── a[2J: bc31m ──\n$"
+
+
+class Reading:
+    """In place of hold and session: `cat`, to which nobody types."""
+
+    parked, exit = False, None
+    size = (60, 5)
+
+    def __init__(self) -> None:
+        self.terminal = Terminal(*self.size, 100)
+        self.ring, self.emulator = SimpleNamespace(head=0), self
+        self.said: list[str] = []
+        self.enough = asyncio.Event()
+
+    async def foreground(self) -> Graph:
+        waits = Thread(2, "S", 0, 0, (0,), 1)
+        cat = Process(
+            2, 1, 2, 2, "S", "cat", ("cat",), "/bin/cat", "/", 0, 0,
+            (Descriptor(0, "/dev/pts/0"),), 1, (), "", (waits,),
+        )  # fmt: skip
+        return Graph(
+            (cat,), 2, echo=True, canonical=True, icrnl=True, command_pid=2, tty="/dev/pts/0"
+        )
+
+    async def call(self, ask: Callable[[Terminal, int], bytes | None], _least: int) -> bytes | None:
+        return ask(self.terminal, 0)
+
+    def interject(self, data: bytes) -> None:
+        self.terminal.feed(data)
+        self.said = [
+            line
+            for line in snapshot.text(self.terminal, scrollback=True).split("\n")
+            if line.startswith("── ")
+        ]
+        if len(self.said) == 17:
+            self.enough.set()
+
+
+async def test_of_too_many_the_last_are_said_and_how_many_were_not() -> None:
+    reading = Reading()
+    notices = Notices(cast(Session, reading), cast(HoldLink, reading))
+    for number in range(20):
+        notices.add("ada: ", str(number))
+    saying = asyncio.create_task(notices.run())
+    await asyncio.wait_for(reading.enough.wait(), 20)
+    saying.cancel()
+    wanted = ["4 more are in the journal", *(f"ada: {number}" for number in range(4, 20))]
+    assert reading.said == [f"── {text} ──" for text in wanted]
 
 
 @pytest.mark.parametrize(

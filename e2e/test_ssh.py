@@ -56,11 +56,11 @@ def ssh(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ssh]:
     })  # fmt: skip
     lab.apply(binding("ana-uses", "holdfast-user", "User", "ana"))
     lab.apply(binding("lookers-look", "holdfast-observer", "Group", "lookers"))
-    # A pod that changes is looked after at once; else the kubelet takes up to a minute.
-    lab.kubectl(
-        "annotate", "pods", "-n", OPERATOR_NAMESPACE, *GATEWAY, "keys=changed", "--overwrite"
-    )
-    pod = lab.get("pods", "-n", OPERATOR_NAMESPACE, *GATEWAY)["items"][0]
+    # New pods have the keys at once; to those that run the kubelet takes a minute to bring them.
+    for verb in ("restart", "status"):
+        lab.kubectl("rollout", verb, "deployment/holdfast-gateway", "-n", OPERATOR_NAMESPACE)
+    found = lab.get("pods", "-n", OPERATOR_NAMESPACE, *GATEWAY)["items"]
+    pod = next(pod for pod in found if "deletionTimestamp" not in pod["metadata"])
     own = asyncssh.import_private_key(base64.b64decode(host_key(lab)))
     made = Ssh(folder, 2222, public(own), pod["status"]["podIP"])
     until(

@@ -54,7 +54,7 @@ def _words(row: str) -> list[str]:
 
 
 def test_ssh_page() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "ssh.md").read_text()
+    page = (DOCS / "ssh.md").read_text()
     assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == ssh_keys.OPTIONS
     (asked,) = re.findall(r"prints JSON: ([^.]*)\.", page)
     assert tuple(re.findall(r"`([a-z]+)`", asked)) == ssh_channel.OBSERVED

@@ -29,7 +29,7 @@ from holdfast_wire.attach_core import (
     Settings,
     Show,
 )
-from holdfast_wire.errors import BadRequest, HoldfastError, Retry
+from holdfast_wire.errors import HoldfastError, Retry
 from holdfast_wire.frames import Decoder, encode
 
 _READ_BYTES: Final = 1 << 16
@@ -306,13 +306,3 @@ def _attached(link: Link, name: str, core: AttachCore, terminal: RawTerminal) ->
                 128 + terminated.number,
                 f"[detached from {name} by {signal.Signals(terminated.number).name}]",
             )
-
-
-def require_terminal(name: str, prog: str = "holdfast") -> None:
-    if not (os.isatty(0) and os.isatty(1)):
-        which = "standard input" if not os.isatty(0) else "standard output"
-        raise BadRequest(
-            f"attach needs a terminal, and {which} is not one",
-            f"to type into the session from a program: {prog} send {name} TEXT --enter;"
-            f" to read it: {prog} screen {name}",
-        )

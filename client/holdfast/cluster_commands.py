@@ -90,7 +90,7 @@ def new_name(text: str) -> str:
 
 
 def attach(given: Given) -> int:
-    from holdfast.attach import require_terminal
+    from holdfast.terminal import require_terminal
 
     no_more(given.words[1:], given.after)
     cluster = _cluster(given)
@@ -101,11 +101,11 @@ def attach(given: Given) -> int:
 
 
 def _attach(cluster: Cluster, name: str, keys: tuple[Any, ...], *, view: bool) -> int:
+    link, actor = cluster.link(name)
     from holdfast.attach import attach as attach_terminal
     from holdfast.attach import nonce
     from holdfast_wire.attach_core import Settings
 
-    link, actor = cluster.link(name)
     again = cluster.advise("attach", name)
     return attach_terminal(link, Settings(name, view, keys, nonce(), again, "kubectl", actor))
 

@@ -141,7 +141,8 @@ def _place(given: Given) -> Gateway:
 
 def attach(given: Given) -> int:
     from holdfast.attach import attach as attach_terminal
-    from holdfast.attach import nonce, require_terminal
+    from holdfast.attach import nonce
+    from holdfast.terminal import require_terminal
     from holdfast_wire.attach_core import Settings
 
     no_more(given.words[1:], given.after)

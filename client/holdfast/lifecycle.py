@@ -139,8 +139,8 @@ def attach(given: Given) -> int:
     keys = detach_keys(given.options.detach_keys)
     name = Machine().pick(given.words)
     folder = folders.find(state_dir(), name)
-    from holdfast.attach import require_terminal
     from holdfast.local import ensure
+    from holdfast.terminal import require_terminal
 
     require_terminal(folder.name)
     if os.environ.get("HOLDFAST_SESSION_ID") == folders.description(folder).get("id", ""):
@@ -155,8 +155,9 @@ def attach(given: Given) -> int:
 
 def _attach(folder: SessionFolder, keys: tuple[Key, ...], *, view: bool) -> int:
     from holdfast.attach import attach as attach_terminal
-    from holdfast.attach import nonce, require_terminal
+    from holdfast.attach import nonce
     from holdfast.local import LocalLink
+    from holdfast.terminal import require_terminal
     from holdfast_wire.attach_core import Settings
 
     require_terminal(folder.name)

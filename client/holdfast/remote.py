@@ -51,10 +51,15 @@ class Remote:
         told = None if waits is None else (lambda: waits(name))
         return Tunnel(self.access, self.path(name, namespace, "stream"), self._client, told)
 
-    def opened(self, name: str, namespace: str, say: Say) -> Tunnel:
-        """Let in, or raises why not. `say` hears what is being waited for."""
+    def opened(
+        self, name: str, namespace: str, say: Say, meanwhile: Callable[[], None] | None = None
+    ) -> Tunnel:
+        """Let in, or raises why not. `say` hears what is being waited for; `meanwhile` is done
+        while the network is."""
         tunnel = self.tunnel(name, namespace)
         try:
+            if meanwhile is not None:
+                meanwhile()
             told = ""
             while not tunnel.opened.wait(0.1 if told or tunnel.sentence else _QUIET_SECONDS):
                 if tunnel.sentence != told:
@@ -86,6 +91,11 @@ class Remote:
         return CarriedConnection(self.opened(name, namespace, say), self._client)
 
 
+def _load_the_rest() -> None:
+    """What an attachment needs once it is let in, loaded while others work."""
+    import holdfast.attach  # noqa: F401
+
+
 class TunnelLink:
     """The connections of one attachment, one after the other, each to whichever gateway answers."""
 
@@ -108,7 +118,7 @@ class TunnelLink:
         is said where it can be read. One that takes long to come is waited for further on, where
         its user can leave."""
         try:
-            self._tunnel = self._remote.opened(self._name, self._namespace, say)
+            self._tunnel = self._remote.opened(self._name, self._namespace, say, _load_the_rest)
             self._fresh = True
         except NotYet as error:
             say(f"{error.message}; waiting …")

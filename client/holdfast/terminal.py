@@ -10,6 +10,7 @@ import tty
 from types import TracebackType
 from typing import Final, Self
 
+from holdfast_wire.errors import BadRequest
 from holdfast_wire.ids import MAX_COLUMNS, MAX_ROWS, MIN_COLUMNS, MIN_ROWS
 
 # A terminal that takes no byte for this long at the end (stopped, or gone) does not keep us.
@@ -80,3 +81,13 @@ class RawTerminal:
         trace: TracebackType | None,
     ) -> None:
         self.restore()
+
+
+def require_terminal(name: str, prog: str = "holdfast") -> None:
+    if not (os.isatty(0) and os.isatty(1)):
+        which = "standard input" if not os.isatty(0) else "standard output"
+        raise BadRequest(
+            f"attach needs a terminal, and {which} is not one",
+            f"to type into the session from a program: {prog} send {name} TEXT --enter;"
+            f" to read it: {prog} screen {name}",
+        )

@@ -268,7 +268,7 @@ def end(given: Given) -> int:
         if found.over:
             raise ended_error(found, cluster)
     for name in names:
-        cluster.api.patch(name, {"spec": {"ended": True}})
+        _ask_to_end(cluster, name)
     if options.no_wait:
         write("".join(f"{name} is ending\n" for name in names))
         return 0
@@ -276,6 +276,16 @@ def end(given: Given) -> int:
     for name in names:
         write(f"{name} ended: {_wait_for_end(cluster, name)}\n")
     return 0
+
+
+def _ask_to_end(cluster: Cluster, name: str) -> None:
+    """By its object, which also ends one that is nowhere at the moment; who may not write that may
+    still have the right to `sessions/end`."""
+    try:
+        cluster.api.patch(name, {"spec": {"ended": True}})
+    except Forbidden:
+        with cluster.connect(name) as session:
+            session.request("end")
 
 
 def _wait_for_end(cluster: Cluster, name: str) -> str:

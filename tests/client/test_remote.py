@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from client_kit import Home, Screen
+from client_kit import Home, Screen, eventually
 from front_kit import EVERYTHING, Front
 from holdfast.connection import Connection, open_socket
 from holdfast_gateway.backend import Act
@@ -83,6 +83,18 @@ def test_the_same_errors(front: Front, run: Run) -> None:
     front.tokens.clear()
     done = run("screen", "work")
     assert (done.returncode, "log in again" in done.stderr) == (77, True)
+
+
+def test_end_by_the_subresource(front: Front, run: Run, home: Home) -> None:
+    """Who may not write the object, but may end the session."""
+    front.rights["ana"] = EVERYTHING - {"patch"}
+    home.start("brief")
+    front.session("brief", phase="Running", epoch=1)
+    assert run("end", "brief", "--no-wait").stdout == "brief is ending\n"
+    assert front.patches == []
+    eventually(home.folder("brief").exit.exists, "its end")
+    front.rights["ana"] = EVERYTHING - {"patch", Act.END}
+    assert run("end", "work", "--no-wait").returncode == 77
 
 
 def test_without_a_gateway(front: Front, run: Run) -> None:

@@ -104,6 +104,7 @@ async def test_a_move_under_an_agent_and_a_viewer(lab: Lab, door: Door) -> None:
         async with viewing(
             stream, door.tokens["looker"], tls=door.tls, name=NAME, patience=200
         ) as viewer:
+            await viewer.until(lambda: "snapshot" in viewer.kinds)
             await call(agent, session, "send_keys", text=COUNT, keys="Enter")
             await viewer.until(lambda: b"n10." in viewer.stream)
             with cordoned(lab, session.node):
@@ -119,7 +120,7 @@ async def test_a_move_under_an_agent_and_a_viewer(lab: Lab, door: Door) -> None:
             assert (await call(agent, session, "wait_for", state="prompt"))["met"]
             after = await call(agent, session, "run", command="echo still $i")
             await viewer.until(lambda: after["output"].encode() in viewer.stream)
-    numbers = [int(one) for one in re.findall(rb"\nn(\d+)\.", viewer.stream)]
+    numbers = [int(one) for one in re.findall(rb"n(\d+)\.\r", viewer.stream)]
     assert numbers == list(range(1, len(numbers) + 1)), "nothing lost, nothing twice"
     assert int(after["output"].split()[1]) - numbers[-1] in (0, 1)
     assert "moving" in viewer.kinds

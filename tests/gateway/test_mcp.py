@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,7 +16,7 @@ from aiohttp import web
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from gateway_kit import OWN, Answer, Place
+from gateway_kit import OWN, PATIENCE_SECONDS, Answer, Place
 from holdfast_gateway import asgi, mcp_server
 from holdfast_gateway.assets import Assets
 from holdfast_gateway.auth import Caller, Modality
@@ -43,6 +44,17 @@ async def call(client: Client, name: str, **arguments: Any) -> dict[str, Any]:
     body: dict[str, Any] = result.structured_content
     assert json.loads(result.content[0].text) == body  # type: ignore[union-attr]
     return body
+
+
+async def until(
+    client: Client, wanted: Callable[[dict[str, Any]], Any], name: str, **arguments: Any
+) -> dict[str, Any]:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        told = await call(client, name, **arguments)
+        while not wanted(told):
+            await asyncio.sleep(0.05)
+            told = await call(client, name, **arguments)
+    return told
 
 
 async def refused(client: Client, name: str, arguments: dict[str, Any]) -> dict[str, str]:
@@ -114,7 +126,7 @@ async def test_what_goes_on_is_interrupted(served: Place) -> None:
     async with agent(served) as client:
         ran = await call(client, "run", command="sleep 100", timeout=0.5)
         assert ran["status"] == "still_running"
-        assert ran["state"]["process"]["name"] == "sleep"
+        await until(client, lambda told: told["state"]["process"]["name"] == "sleep", "observe")
         assert not (await call(client, "wait_for", state="prompt", timeout=0))["met"]
         await call(client, "interrupt", how="INT")
         assert (await call(client, "wait_for", state="prompt"))["met"]
@@ -124,43 +136,40 @@ async def test_ports_and_processes_in_one_call(served: Place) -> None:
     code = "import socket,time; s=socket.create_server(('127.0.0.1',0)); time.sleep(600)"
     async with agent(served) as client:
         await call(client, "run", command=f'python3 -c "{code}" &')
-        for _ in range(100):
-            seen = await call(client, "observe", graph=True)
-            if seen["ports"]:
-                break
-            await asyncio.sleep(0.05)
-        (port,) = seen["ports"]
-        assert port["pid"] in [one["pid"] for one in seen["processes"]]
-        assert seen["state"]["activity"] == "prompt"
+        told = await until(client, lambda told: told["ports"], "observe", graph=True)
+        (port,) = told["ports"]
+        assert port["pid"] in [one["pid"] for one in told["processes"]]
+        assert told["state"]["activity"] == "prompt"
         await call(client, "run", command="kill %1; wait")
 
 
-async def test_a_job_disturbs_nobody_and_is_followed(served: Place) -> None:
+async def test_a_job_disturbs_nobody_and_is_followed(served: Place, tmp_path: Path) -> None:
     async with agent(served) as client:
         await call(client, "send_keys", text="half typ")
-        command = "echo begun; sleep 0.3; echo done; exit 4"
+        command = f"echo begun; until test -e {tmp_path}/go; do sleep 0.05; done; echo done; exit 4"
         started = await call(client, "start_job", command=command, key="job-1")
         again = await call(client, "start_job", command=command, key="job-1")
         assert (started["duplicate"], again["duplicate"]) == (False, True)
         name = started["job"]["id"]
-        early = await call(client, "get_job", job=name, timeout=0)
+        early = await call(client, "get_job", job=name, timeout=0.1)
         assert not early["complete"]
+        (tmp_path / "go").touch()
         told = await call(client, "get_job", job=name, after=early["next"])
         assert early["output"] + told["output"] == "begun\ndone\n"
         assert (told["complete"], told["job"]["exit"]["code"]) == (True, 4)
         assert name in [one["id"] for one in (await call(client, "list_jobs"))["jobs"]]
-        screen = (await call(client, "observe"))["screen"]
-        assert screen.rstrip().endswith("half typ"), "the line that is being typed is whole"
+        shown = await call(client, "wait_for", state="any", text="ended with 4", timeout=30)
+        assert shown["met"]
+        line = shown["screen"].splitlines()[shown["cursor"]["row"]]
+        assert line == "$ half typ", "the line that is being typed is whole, and the last"
         await call(client, "interrupt")
 
 
 async def test_a_job_is_ended_by_a_signal(served: Place) -> None:
     async with agent(served) as client:
         name = (await call(client, "start_job", command="sleep 600"))["job"]["id"]
-        for _ in range(200):
-            if (await call(client, "get_job", job=name, timeout=0))["job"]["state"] == "running":
-                break
-            await asyncio.sleep(0.02)
+        runs = {"job": name, "timeout": 0}
+        await until(client, lambda told: told["job"]["state"] == "running", "get_job", **runs)
         await call(client, "signal_job", job=name)
         told = await call(client, "get_job", job=name)
         assert told["job"]["exit"] == {"code": None, "signal": 15}

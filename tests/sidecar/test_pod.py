@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -23,7 +24,7 @@ from api_kit import Fault, Pod, lease
 from gateway_kit import remove, until
 from holdfast_sidecar.agent import AgentError
 from holdfast_sidecar.fence import Superseded
-from holdfast_sidecar.hold import HoldError
+from holdfast_sidecar.hold import HoldError, HoldStatus
 from holdfast_sidecar.pod import PodSidecar
 from holdfast_sidecar.settings import Settings
 from holdfast_wire.lease import Timing
@@ -368,6 +369,27 @@ def _answer_as(impostor: socket.socket, answers: list[Any]) -> list[bytes]:
             heard.append(peer.recv(1000))
             peer.send(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
     return heard
+
+
+@pytest.mark.parametrize("lives", [True, False])
+async def test_a_link_that_ends_before_hold_s_socket_does(tmp_path: Path, lives: bool) -> None:
+    """A hold that dies still has its socket when its connections are closed already."""
+    path = tmp_path / "hold.sock"
+    env = {**GOOD, "HOLDFAST_STATE": str(tmp_path), "HOLDFAST_RUN": str(tmp_path),
+           "HOLDFAST_HOLD": str(path)}  # fmt: skip
+    sidecar = PodSidecar(Settings.read(env))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        sidecar._met = True
+        sidecar._lost()
+        await asyncio.sleep(0)  # and it is let in
+        if lives:
+            said: dict[str, Any] = dict.fromkeys(HoldStatus.__slots__, 0)
+            assert _answer_as(listening, [{"ok": True, **said}]) == [b"status"]
+    assert await sidecar._hold_vanished() is not lives
+    sidecar._sidecar.session.journal.close()
+    sidecar._sidecar.session.ring.close()
 
 
 class Scripted:

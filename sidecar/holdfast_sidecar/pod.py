@@ -372,6 +372,10 @@ class PodSidecar:
             keeping, *others = (tasks.create_task(work) for work in works)
             try:
                 await self._sidecar.run(hold, last_words)
+            except HoldError:
+                if not await self._hold_vanished():
+                    raise
+                await self._sidecar.unserved(last_words)
             finally:
                 departure.close()
             for task in (keeping, *others):

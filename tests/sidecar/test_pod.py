@@ -293,8 +293,13 @@ def test_when_the_pod_goes_who_is_attached_is_sent_to_look_for_the_next(pod: Pod
     pod.exit_note()
 
 
-def test_hold_was_killed_and_the_sidecar_told_to_go_meanwhile(pod: Pod) -> None:
-    pod.start("cat")
+@pytest.mark.parametrize("served", [True, False])
+def test_hold_was_killed_and_the_sidecar_told_to_go_meanwhile(pod: Pod, served: bool) -> None:
+    pod.start_hold("cat")
+    pod.start_sidecar()
+    until(lambda: pod.status()["started"], "its command")
+    if served:
+        pod.said("serving it from seq 0")
     os.kill(pod.hold_pid, signal.SIGKILL)
     pod.hold_goes()
     assert pod.sidecar is not None

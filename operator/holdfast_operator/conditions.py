@@ -267,9 +267,13 @@ def movable(seen: Observed) -> Condition:
     if seen.lease is not None and seen.lease.started and seen.lease.blockers:
         sentences = ". ".join(blocker.sentence for blocker in seen.lease.blockers)
         return no(Reason.BLOCKED, f"a drain of its node would not move it: {sentences}")
-    return Condition(
-        Type.MOVABLE, "True", Reason.AGENT_READY, "a drain of its node moves it, alive, to another"
-    )
+    said = "a drain of its node moves it, alive, to another"
+    if not (seen.session.spec.get("move") or {}).get("syscallFilter", True):
+        said += (
+            "; but not while a process has an io_uring or a multipath TCP socket open, which"
+            " spec.move.syscallFilter, switched off, would keep it from"
+        )
+    return Condition(Type.MOVABLE, "True", Reason.AGENT_READY, said)
 
 
 def quarantined(seen: Observed) -> Condition:

@@ -40,6 +40,8 @@ from e2e.movers import (
     walking,
 )
 from e2e.viewer import Viewer, again, marks_in
+from holdfast_node import cpu
+from holdfast_node.target import CPU
 
 pytestmark = pytest.mark.long
 
@@ -299,6 +301,34 @@ def test_nowhere_to_go(lab: Lab) -> None:
         assert not checkpoint(session)
         assert longest_gap(check(session)) < 2.0, "it was frozen"
     session.await_epoch(2, MOVED_WITHIN)
+    runs_on(session)
+
+
+@contextlib.contextmanager
+def lesser_processor(lab: Lab, node: str) -> Iterator[str]:
+    """By its agent's word, which is all that others know of it; what it lacks."""
+    before = str(lab.get("node", node)["metadata"]["annotations"][CPU])
+    told = cpu.heard(before)
+    assert told is not None
+    architecture, (*features, lacks) = told
+    less = cpu.told(tuple(features), architecture)
+    lab.kubectl("annotate", "node", node, "--overwrite", f"{CPU}={less}")
+    try:
+        yield lacks
+    finally:
+        lab.kubectl("annotate", "node", node, "--overwrite", f"{CPU}={before}")
+
+
+@pytest.mark.faults(27)
+@pytest.mark.timeout(180)
+def test_a_processor_that_lacks_something(lab: Lab) -> None:
+    session = walking(lab, "picky", 0.01)
+    with lesser_processor(lab, other(session.node)):
+        ask(session)
+        assert "no node takes it" in not_moved(session)
+        assert not checkpoint(session)
+        assert longest_gap(check(session)) < 2.0, "it was frozen"
+    session.await_epoch(2, 2 * MOVED_WITHIN)
     runs_on(session)
 
 

@@ -46,7 +46,7 @@ from holdfast_node.store import Peer
 from holdfast_node.stores import PEER, Others, Stores
 from holdfast_node.taking import Gone as GoneOn
 from holdfast_node.taking import settle
-from holdfast_node.transfer import connect
+from holdfast_node.transfer import connect, told
 from holdfast_wire.errors import BadRequest, HoldfastError, NotFound, Retry, Unavailable
 
 if TYPE_CHECKING:
@@ -310,13 +310,20 @@ class Agent:
             address = await self._address(order.target_node, self._features)
             tls = self._settings.tls(ssl.Purpose.SERVER_AUTH)
             about = {"namespace": order.namespace, "for": "move"}
-            async with connect(address, tls, self._keys, order.name, about) as sender:
+            async with (
+                connect(address, tls, self._keys, order.name, about) as sender,
+                told(sender.progress, partial(self._sent, order)),
+            ):
                 if not order.post_copy:
                     return await departure.run(sender)
                 async with pages.carried(
                     address, tls, order.name, order.namespace, sender.salt
                 ) as stream:
                     return await departure.run(sender, stream)
+
+    async def _sent(self, order: Order, count: int) -> None:
+        body = {"status": {"sentBytes": count}}
+        await self._kube.patch(CHECKPOINTS, order.namespace, order.name, body, sub="status")
 
     async def _keep(self, order: Keep) -> Left:
         keeping = Keeping(

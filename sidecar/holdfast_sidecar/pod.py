@@ -34,7 +34,7 @@ from holdfast_sidecar.fence import Fence, Superseded
 from holdfast_sidecar.hold import HoldError, HoldEvent, HoldLink, HoldStatus
 from holdfast_sidecar.kube import Api, ApiError
 from holdfast_sidecar.leaving import Leaving
-from holdfast_sidecar.runner import Sidecar, log
+from holdfast_sidecar.runner import LastWords, Sidecar, log
 from holdfast_sidecar.session import Exit
 from holdfast_sidecar.settings import Settings
 from holdfast_sidecar.survey import Survey
@@ -371,15 +371,19 @@ class PodSidecar:
             works = (keep(), self._survey.run(), self._leave(hold, departure), self._dial())
             keeping, *others = (tasks.create_task(work) for work in works)
             try:
-                await self._sidecar.run(hold, last_words)
-            except HoldError:
-                if not await self._hold_vanished():
-                    raise
-                await self._sidecar.unserved(last_words)
+                await self._served(hold, last_words)
             finally:
                 departure.close()
             for task in (keeping, *others):
                 task.cancel()
+
+    async def _served(self, hold: HoldLink, last_words: LastWords) -> None:
+        try:
+            await self._sidecar.run(hold, last_words)
+        except HoldError:
+            if not await self._hold_vanished():
+                raise
+            await self._sidecar.unserved(last_words)
 
     async def _dial(self) -> None:
         """Every gateway, as long as the session is ours: who was attached through one looks it up

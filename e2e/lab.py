@@ -331,7 +331,7 @@ class Session:
     def processes(self, pod_uid: str | None = None) -> dict[int, str]:
         """Every process of the session's container (hold left out): pid and state."""
         uid = pod_uid or self.lab.get("pod", self.pod)["metadata"]["uid"]
-        return {pid: _state(pid) for pid in container_pids(uid) if not is_ours(pid)}
+        return {pid: process_state(pid) for pid in container_pids(uid) if not is_ours(pid)}
 
     def frozen(self, pod_uid: str | None = None) -> bool:
         found = self.processes(pod_uid)
@@ -382,7 +382,7 @@ def sidecar_pid(pod_uid: str) -> int:
     raise AssertionError(f"no sidecar runs in pod {pod_uid}")
 
 
-def _state(pid: int) -> str:
+def process_state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

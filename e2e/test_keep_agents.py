@@ -39,6 +39,7 @@ class Api:
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Json] = {}
+        self.conditions: dict[str, Json] = {}
         self._watching: list[asyncio.Queue[Json]] = []
         self.down = False
 
@@ -75,6 +76,10 @@ class Api:
         assert kind is CHECKPOINTS
         items = [item for (plural, _, _), item in self.objects.items() if plural == kind.plural]
         return [copy.deepcopy(item) for item in items if self._fits(item, labels)], "1"
+
+    async def set_condition(self, kind: Resource, name: str, condition: Json) -> None:
+        assert kind is NODES
+        self.conditions[name] = condition
 
     async def patch(
         self, kind: Resource, namespace: str, name: str, body: Json, sub: str | None = None

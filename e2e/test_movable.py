@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from e2e.cluster.running import running
 from e2e.lab import Lab, Session, until
 from e2e.movers import await_agents, checkpoint, cordoned, move
 from stuck_kit import USERFAULTFD_CALL
@@ -80,3 +81,12 @@ def test_a_tracer_is_named_before_and_after_a_drain(lab: Lab) -> None:
     session.await_text("done")
     movable(session, "True", "AgentReady")
     assert session.epoch == 1
+
+
+def test_a_node_says_what_its_agent_found(lab: Lab) -> None:
+    for name in running().nodes:
+        conditions = lab.get("node", name)["status"]["conditions"]
+        (found,) = [one for one in conditions if one["type"] == "HoldfastReady"]
+        assert found["status"] == "True", found
+        assert "CRIU 4." in found["message"]
+        assert any(one["type"] == "Ready" for one in conditions), "kubelet's own are gone"

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import pytest
 from e2e.cluster import faults
 from e2e.cluster.places import KUBECONFIG, REPOSITORY, SHARED
 from e2e.cluster.running import running
-from e2e.lab import LEASE, Lab, Session, command_line, container_pids, sidecar_pid, until
+from e2e.lab import LEASE, Lab, Session, command_line, container_pids, until
 from e2e.movers import (
     MOVED_WITHIN,
     WALKER,
@@ -41,6 +40,8 @@ from e2e.movers import (
     walking,
 )
 from e2e.viewer import Viewer, again, marks_in
+from holdfast_node import cpu
+from holdfast_node.target import CPU
 
 pytestmark = pytest.mark.long
 
@@ -303,6 +304,34 @@ def test_nowhere_to_go(lab: Lab) -> None:
     runs_on(session)
 
 
+@contextlib.contextmanager
+def lesser_processor(lab: Lab, node: str) -> Iterator[str]:
+    """By its agent's word, which is all that others know of it; what it lacks."""
+    before = str(lab.get("node", node)["metadata"]["annotations"][CPU])
+    told = cpu.heard(before)
+    assert told is not None
+    architecture, (*features, lacks) = told
+    less = cpu.told(tuple(features), architecture)
+    lab.kubectl("annotate", "node", node, "--overwrite", f"{CPU}={less}")
+    try:
+        yield lacks
+    finally:
+        lab.kubectl("annotate", "node", node, "--overwrite", f"{CPU}={before}")
+
+
+@pytest.mark.faults(27)
+@pytest.mark.timeout(180)
+def test_a_processor_that_lacks_something(lab: Lab) -> None:
+    session = walking(lab, "picky", 0.01)
+    with lesser_processor(lab, other(session.node)):
+        ask(session)
+        assert "no node takes it" in not_moved(session)
+        assert not checkpoint(session)
+        assert longest_gap(check(session)) < 2.0, "it was frozen"
+    session.await_epoch(2, 2 * MOVED_WITHIN)
+    runs_on(session)
+
+
 NODE_LOCAL = 'held = open("/local/here", "a+")\n' + WALKER
 
 
@@ -398,68 +427,3 @@ def test_the_source_dies_after_the_commit(lab: Lab) -> None:
     lab.await_nodes()
     await_agents(lab)
     check(session, 2)
-
-
-# -- the sidecar's own end ------------------------------------------------------------------------
-
-
-@pytest.mark.faults(33)
-@pytest.mark.timeout(120)
-def test_a_sidecar_without_memory_is_killed_and_its_session_lives(lab: Lab) -> None:
-    session = walking(lab, "starved")
-    uid = pod_uid(lab, session.pod)
-    pid = sidecar_pid(uid)
-    with Viewer(lab, session.pod) as first:
-        until(lambda: len(first.text()) > 500, "something is seen")
-        starve(pid)
-        until(lambda: first.ended, "the client's connection ends")
-    until(lambda: sidecar_of(uid) not in (None, pid), "another sidecar runs")
-    session.writes_on()
-    with again(lab, session, first) as second:
-        until(lambda: len(second.text()) > 500, "more is seen")
-        numbers = marks_in(first.text() + second.text(), 1)
-    assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "a gap or a double"
-    status = lab.get("pod", session.pod)["status"]
-    ended = [s["lastState"]["terminated"] for s in
-             status["containerStatuses"] + status.get("initContainerStatuses", [])
-             if "terminated" in s.get("lastState", {})]  # fmt: skip
-    assert any(one["reason"] == "OOMKilled" for one in ended), ended
-    assert session.epoch == 1
-    runs_on(session)
-
-
-def sidecar_of(uid: str) -> int | None:
-    try:
-        return sidecar_pid(uid)
-    except AssertionError:
-        return None
-
-
-def starve(pid: int) -> None:
-    """Its container's memory is made less than it has, by whichever cgroup there is."""
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "memory":
-            limit = Path(f"/sys/fs/cgroup/memory{path}/memory.limit_in_bytes")
-            used = Path(f"/sys/fs/cgroup/memory{path}/memory.usage_in_bytes")
-            squeeze(pid, limit, used)
-            return
-    path = Path(f"/proc/{pid}/cgroup").read_text().strip().split("::")[-1]
-    Path(f"/sys/fs/cgroup{path}/memory.max").write_text("1M")
-
-
-def squeeze(pid: int, limit: Path, used: Path) -> None:
-    """v1 refuses a limit below what is in use; one just at it is enough, at the next need."""
-    give_up = time.monotonic() + 30
-    while time.monotonic() < give_up:
-        with contextlib.suppress(OSError):
-            os.kill(pid, 0)
-            limit.write_text(str(int(used.read_text()) // 2))
-            limit.write_text(str(max(1 << 20, int(used.read_text()) - (1 << 20))))
-        try:
-            os.kill(pid, signal.SIG_DFL)
-        except ProcessLookupError:
-            return
-        with contextlib.suppress(OSError):
-            limit.write_text(str(int(used.read_text())))
-        time.sleep(0.1)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from e2e.lab import OPERATOR_NAMESPACE, Lab, Session, sidecar_pid, until
+from e2e.lab import OPERATOR, OPERATOR_NAMESPACE, Lab, Session, sidecar_pid, until
 from e2e.movers import (
     Moments,
     agent_pid,
@@ -65,16 +65,23 @@ def fresh_agents(lab: Lab, *nodes: str) -> None:
     await_agents(lab)
 
 
+def fresh_operator(lab: Lab) -> None:
+    """Likewise."""
+    pods = lab.get("pods", "-n", OPERATOR_NAMESPACE, *OPERATOR)["items"]
+    for pod in pods:
+        if any(one["restartCount"] for one in pod["status"]["containerStatuses"]):
+            name = pod["metadata"]["name"]
+            lab.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, name, "--wait=true")
+    lab.kubectl("rollout", "status", "-n", OPERATOR_NAMESPACE, "deployment/holdfast")
+
+
 def target_uid(session: Session) -> str:
     return str(checkpoint(session)["spec"]["targetPodUID"])
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("side", "step"),
-    [("source", "dumping"), ("target", "dumping"), ("source", "offered"), ("target", "sending"),
-     ("source", "committed"), ("target", "committed")],
-)  # fmt: skip
+@pytest.mark.parametrize("step", Moments.STEPS)
+@pytest.mark.parametrize("side", ["source", "target"])
 def test_an_agent_is_killed(lab: Lab, side: str, step: str) -> None:
     session = walking(lab, f"agent-{side}-{step}")
     node = session.node if side == "source" else other(session.node)
@@ -91,8 +98,7 @@ def test_an_agent_is_killed(lab: Lab, side: str, step: str) -> None:
 @pytest.mark.timeout(240)
 def test_sidecars_are_killed(lab: Lab) -> None:
     """Each of a session of its own, all at the same time."""
-    cases = [(side, step) for side in ("source", "target")
-             for step in ("dumping", "offered", "sending", "committed")]  # fmt: skip
+    cases = [(side, step) for side in ("source", "target") for step in Moments.STEPS]
     sessions = [walking(lab, f"sidecar-{side}-{step}") for side, step in cases]
 
     def run(number: int) -> None:
@@ -114,16 +120,16 @@ def test_sidecars_are_killed(lab: Lab) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_the_operator_is_killed(lab: Lab) -> None:
-    """While one move is ordered, one is under way, and one is just over."""
-    sessions = [walking(lab, f"operator-{step}") for step in ("ordered", "offered", "committed")]
-    with Moments(sessions[1]) as moments:
-        for session in sessions:
-            ask(session)
-        moments.wait("offered")
-        kill(operator_pid(lab))
-    for session in sessions:
-        settled(session)
+@pytest.mark.parametrize("step", Moments.STEPS)
+def test_the_operator_is_killed(lab: Lab, step: str) -> None:
+    fresh_operator(lab)
+    session = walking(lab, f"operator-{step}")
+    pid = operator_pid(lab)
+    with Moments(session) as moments:
+        ask(session)
+        moments.wait(step)
+        kill(pid)
+    settled(session)
     until(lambda: operator_pid(lab), "the operator is back")
 
 

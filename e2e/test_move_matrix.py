@@ -290,9 +290,10 @@ def went_on(case: Case, node: str) -> None:
     session = case.session
     session.await_epoch(2)
     assert session.node != node
-    after = processes(pod_uid(session.lab, session.pod))
-    if case.steady:
-        assert set(after) == set(case.before), f"{case.name}: other PIDs"
+    here = pod_uid(session.lab, session.pod)
+    if case.steady:  # CRIU, which restored it there, ends a moment after it runs
+        until(lambda: set(processes(here)) == set(case.before), f"{case.name} has its PIDs", 10)
+    after = processes(here)
     for pid in set(after) & set(case.before):
         same = after[pid].command == case.before[pid].command
         if same:

@@ -191,6 +191,15 @@ class Kube:
             "patch", "PATCH", path, body=body, content="application/merge-patch+json"
         )
 
+    async def set_condition(self, kind: Resource, name: str, condition: Object) -> None:
+        """Of something that belongs to no namespace and is not of our own kinds, beside the
+        conditions that others set."""
+        await self._json(
+            "patch", "PATCH", kind.path("", name, "status"),
+            body={"status": {"conditions": [condition]}},
+            content="application/strategic-merge-patch+json",
+        )  # fmt: skip
+
     async def delete(
         self, kind: Resource, namespace: str, name: str, uid: str, version: str | None = None
     ) -> None:

@@ -46,7 +46,7 @@ from holdfast_node.store import Peer
 from holdfast_node.stores import PEER, Others, Stores
 from holdfast_node.taking import Gone as GoneOn
 from holdfast_node.taking import settle
-from holdfast_node.transfer import connect
+from holdfast_node.transfer import connect, told
 from holdfast_wire.errors import BadRequest, HoldfastError, NotFound, Retry, Unavailable
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ PAUSE_SECONDS: Final = 2.0
 SWEEP_SECONDS: Final = 180.0
 BUCKET_SECONDS: Final = 3600.0  # between two looks at the bucket, which all agents look at
 REPORT_TRIES: Final = 10
+CONDITION: Final = "HoldfastReady"
+_MOMENT: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class Agent:
@@ -92,6 +94,7 @@ class Agent:
         self._room = {kind: asyncio.Semaphore(AT_ONCE) for kind in (Move, Keep, Bring)}
         self._settling: dict[str, asyncio.Task[None]] = {}  # by the pod's UID
         self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._since = datetime.now(UTC).strftime(_MOMENT)
 
     async def run(self) -> None:
         """Until cancelled; then what is under way is taken back first, but for sessions that run
@@ -143,6 +146,21 @@ class Agent:
             },
         }
         await self._kube.patch(NODES, "", settings.node, {"metadata": marks})
+        await self._show()
+
+    async def _show(self) -> None:
+        """The same for people, among the node's conditions. Nothing goes by it."""
+        now = datetime.now(UTC).strftime(_MOMENT)
+        problems = "; ".join(self._can.problems)
+        condition = {
+            "type": CONDITION,
+            "status": "False" if problems else "True",
+            "reason": "Problems" if problems else "CheckedByAgent",
+            "message": problems or f"sessions can be moved from and to this node: {self._can}",
+            "lastHeartbeatTime": now,
+            "lastTransitionTime": self._since,
+        }
+        await self._kube.set_condition(NODES, self._settings.node, condition)
 
     async def _asked(self, receiver: Receiver) -> None:
         """By another agent."""
@@ -181,6 +199,7 @@ class Agent:
         note = await asyncio.to_thread(sweep.room, self._disk)
         marks = {"annotations": {f"{PREFIX}store": note}}
         await self._kube.patch(NODES, "", self._settings.node, {"metadata": marks})
+        await self._show()
 
     async def _sweep_bucket(self, bucket: S3) -> None:
         items, _ = await self._kube.list_all(CHECKPOINTS, None)
@@ -291,13 +310,20 @@ class Agent:
             address = await self._address(order.target_node, self._features)
             tls = self._settings.tls(ssl.Purpose.SERVER_AUTH)
             about = {"namespace": order.namespace, "for": "move"}
-            async with connect(address, tls, self._keys, order.name, about) as sender:
+            async with (
+                connect(address, tls, self._keys, order.name, about) as sender,
+                told(sender.progress, partial(self._sent, order)),
+            ):
                 if not order.post_copy:
                     return await departure.run(sender)
                 async with pages.carried(
                     address, tls, order.name, order.namespace, sender.salt
                 ) as stream:
                     return await departure.run(sender, stream)
+
+    async def _sent(self, order: Order, count: int) -> None:
+        body = {"status": {"sentBytes": count}}
+        await self._kube.patch(CHECKPOINTS, order.namespace, order.name, body, sub="status")
 
     async def _keep(self, order: Keep) -> Left:
         keeping = Keeping(

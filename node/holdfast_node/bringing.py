@@ -9,6 +9,7 @@ one cannot be put in its place by whoever keeps it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,9 @@ async def bring(
     if _taken(pod, engine):  # begun by an agent whose word of it was lost
         await resume(order, engine)
         return
-    parts = work / "parts"
+    parts, began = work / "parts", time.monotonic()
     manifest = await get(order, parts)
+    got = time.monotonic()
     check_brought(order, manifest, features)
     places = layer.places_of(pod.hold, order.volumes)
     landing = Landing(pod, order.session, parts, said={"stored": stored(order)})
@@ -46,7 +48,15 @@ async def bring(
             await asyncio.to_thread(landing.put_files, places, suffix)
         await asyncio.to_thread(landing.put_state, manifest.parts)
         await landing.restore(restoring)
-    log.info("brought", session=order.session, namespace=order.namespace, order=order.name)
+    log.info(
+        "brought",
+        session=order.session,
+        namespace=order.namespace,
+        order=order.name,
+        bytes=manifest.size,
+        got_seconds=round(got - began, 3),
+        landed_seconds=round(time.monotonic() - got, 3),
+    )
 
 
 def stored(order: Bring) -> dict[str, Any]:

@@ -38,6 +38,14 @@ class Preflight:
     notes: bytes = field(repr=False)
     follows: bool = False  # the memory of a session can come here after it
 
+    def __str__(self) -> str:
+        users = "of any user" if self.any_user else "by CRIU as their user"
+        memory = "follows if asked to" if self.follows else "cannot follow"
+        return (
+            f"CRIU {self.criu}, Linux {self.kernel}, freezer {self.freezer}, sessions {users},"
+            f" memory {memory}"
+        )
+
 
 def look(bundle: Path, cgroups: Path = freezer.CGROUPS) -> Preflight:
     """Blocks for some tenths of a second."""

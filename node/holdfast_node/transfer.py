@@ -18,7 +18,7 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -33,7 +33,7 @@ from .link import CHUNK, TICK, VERSION, Frame, Link, LinkLost, as_json, dial
 from .pair import SALT, Facts, Keys, Manifest, Part, check_part
 from .receiving import Receiver, serve
 
-__all__ = ["Aborted", "LinkLost", "Progress", "Receiver", "Sender", "connect", "serve"]
+__all__ = ["Aborted", "LinkLost", "Progress", "Receiver", "Sender", "connect", "serve", "told"]
 
 _POLL: Final = 0.003  # seconds between looks at a file that grows: 3 MB at 1 GB/s
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
@@ -51,6 +51,29 @@ class Aborted(Internal):
 class Progress:
     sent: int = 0  # bytes of parts
     taken: int = 0  # of these, by the receiver's last word
+
+
+@asynccontextmanager
+async def told(
+    progress: Progress, tell: Callable[[int], Awaitable[None]], every: float = 2.0
+) -> AsyncIterator[None]:
+    """How much has been sent, now and then: for people, so it may fail."""
+
+    async def work() -> None:
+        last = 0
+        while True:
+            await asyncio.sleep(every)
+            if progress.sent != last:
+                last = progress.sent
+                with suppress(HoldfastError):
+                    await tell(last)
+
+    telling = asyncio.create_task(work())
+    try:
+        yield
+    finally:
+        telling.cancel()
+        await asyncio.wait([telling])
 
 
 @dataclass(slots=True)

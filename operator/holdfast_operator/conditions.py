@@ -143,7 +143,9 @@ def ready(seen: Observed, step: Step, phase: Phase) -> Condition:
         )
     if phase is Phase.MOVING:
         to = seen.target.node if seen.target is not None else "another node"
-        return Condition(Type.READY, "True", Reason.MOVING, f"it is moving to {to}")
+        sent = seen.checkpoint.sent // 1_000_000 if seen.checkpoint is not None else 0
+        so_far = f"; {sent} MB of it have been sent" if sent else ""
+        return Condition(Type.READY, "True", Reason.MOVING, f"it is moving to {to}{so_far}")
     if phase is Phase.RUNNING:
         return Condition(
             Type.READY, "True", Reason.RUNNING, f"incarnation {seen.epoch} runs the command"
@@ -267,9 +269,13 @@ def movable(seen: Observed) -> Condition:
     if seen.lease is not None and seen.lease.started and seen.lease.blockers:
         sentences = ". ".join(blocker.sentence for blocker in seen.lease.blockers)
         return no(Reason.BLOCKED, f"a drain of its node would not move it: {sentences}")
-    return Condition(
-        Type.MOVABLE, "True", Reason.AGENT_READY, "a drain of its node moves it, alive, to another"
-    )
+    said = "a drain of its node moves it, alive, to another"
+    if not (seen.session.spec.get("move") or {}).get("syscallFilter", True):
+        said += (
+            "; but not while a process has an io_uring or a multipath TCP socket open, which"
+            " spec.move.syscallFilter, switched off, would keep it from"
+        )
+    return Condition(Type.MOVABLE, "True", Reason.AGENT_READY, said)
 
 
 def quarantined(seen: Observed) -> Condition:

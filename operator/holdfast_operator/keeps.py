@@ -35,6 +35,7 @@ OTHERS_STAY: Final = 3
 STOPPED_SECONDS: Final = 60.0
 # What was stored for a fork is left alone until the fork has surely begun from it.
 FORK_SECONDS: Final = 600.0
+AGE_SECONDS: Final = 604800.0  # as the CRD's default
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +146,14 @@ def due(seen: Observed) -> datetime | None:
 
 
 def surplus(seen: Observed) -> list[CheckpointSeen]:
-    """What is not to stay. Never what a suspended session is stored in."""
+    """What is not to stay: too many, or too old. Never the newest, nor what a suspended session is
+    stored in."""
     orders, sleep = seen.orders or (), suspension.asleep(seen)
     stored = [order for order in keeps(orders) if order.phase == "Complete"]
+    count = seen.session.keep_count
     found = [
         order
-        for order in stored[seen.session.keep_count :]
+        for order in (*(one for one in stored[1:count] if _aged(seen, one)), *stored[count:])
         if not _for_fork(order, seen.wall) and (sleep is None or order.name != sleep.checkpoint)
     ]
     done = [order for order in orders if order.over and order not in stored]
@@ -160,6 +163,12 @@ def surplus(seen: Observed) -> list[CheckpointSeen]:
         found += same[OTHERS_STAY:]
     # An order that nobody came to the end of: its node is gone.
     return found + [order for order in orders if order.overdue(seen.wall)]
+
+
+def _aged(seen: Observed, order: CheckpointSeen) -> bool:
+    most = float((seen.session.spec.get("checkpoints") or {}).get("maxAgeSeconds", AGE_SECONDS))
+    done = moment(order.completed)
+    return most > 0 and done is not None and (seen.wall - done).total_seconds() > most
 
 
 def _for_fork(order: CheckpointSeen, wall: datetime) -> bool:

@@ -65,6 +65,7 @@ class CheckpointSeen:
     digest: str = ""
     location: str = ""
     size: int | None = None
+    sent: int = 0  # bytes so far, of a move
     taken: str = ""  # when the session was frozen
     completed: str = ""
     created: str = ""
@@ -95,6 +96,7 @@ class CheckpointSeen:
             digest=str(status.get("digest") or ""),
             location=str(status.get("location") or ""),
             size=status.get("sizeBytes"),
+            sent=int(status.get("sentBytes") or 0),
             taken=str(status.get("startedAt") or ""),
             completed=str(status.get("completedAt") or ""),
             created=str(meta.get("creationTimestamp") or ""),

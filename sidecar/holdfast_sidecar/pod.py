@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +34,7 @@ from holdfast_sidecar.fence import Fence, Superseded
 from holdfast_sidecar.hold import HoldError, HoldEvent, HoldLink, HoldStatus
 from holdfast_sidecar.kube import Api, ApiError
 from holdfast_sidecar.leaving import Leaving
-from holdfast_sidecar.runner import Sidecar, log
+from holdfast_sidecar.runner import LastWords, Sidecar, log
 from holdfast_sidecar.session import Exit
 from holdfast_sidecar.settings import Settings
 from holdfast_sidecar.survey import Survey
@@ -79,6 +78,7 @@ class PodSidecar:
         self._given_up = False
         self._met = False  # the hold that this session began with
         self._vanished = False  # and it is gone
+        self._losing: asyncio.Task[None] | None = None  # the link is, and we see why
         self._speaking = False  # its last words, into the Lease
         self._told_to_go = False
 
@@ -130,6 +130,8 @@ class PodSidecar:
             server.close()
             api.close()
             hold.close()
+            if self._losing is not None:
+                self._losing.cancel()
 
     def _obey_signals(self) -> None:
         """kubelet sends SIGTERM when the session's container is gone, or never came."""
@@ -173,18 +175,13 @@ class PodSidecar:
             self._made.event(event)
 
     def _lost(self) -> None:
-        """If nobody listens any more, hold is dead, and as PID 1 it took everything along. If
-        it still does, only the link broke: the next sidecar, started by kubelet, makes another."""
-        if not self._met:
-            return  # it was not hold whose end would mean anything
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probing:
-            probing.setblocking(False)
-            try:
-                probing.connect(str(self._settings.hold_socket))
-            except (ConnectionRefusedError, FileNotFoundError):
-                self._vanished = True
-            except OSError:
-                pass
+        """Is hold dead, which as PID 1 took everything along, or did only the link break? Then the
+        next sidecar, started by kubelet, makes another."""
+        if self._met:  # else it was not hold whose end would mean anything
+            self._losing = asyncio.get_running_loop().create_task(self._look_after_it())
+
+    async def _look_after_it(self) -> None:
+        self._vanished = await self._nobody_listens()
         if not self._vanished:
             log("the link to hold broke; starting again")
         if self._made is None:  # nothing has come here, and nothing can come now
@@ -193,6 +190,29 @@ class PodSidecar:
             self._made.lost()
         else:
             self._made.stop()
+
+    async def _nobody_listens(self) -> bool:
+        """To be let in says nothing: of a hold that dies the kernel closes the connections first
+        and its socket after them. One that lives answers; if not, look again."""
+        with contextlib.suppress(TimeoutError, TypeError, ValueError):  # it is not hold, or stuck
+            async with asyncio.timeout(_HOLD_SECONDS):
+                while True:
+                    try:
+                        (await HoldLink.connect(str(self._settings.hold_socket))).close()
+                    except HoldError as error:
+                        if isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
+                            return True
+                        if error.code != "lost":
+                            return False
+                    else:
+                        return False
+                    await asyncio.sleep(_LOOK_FOR_HOLD_SECONDS)
+        return False
+
+    async def _hold_vanished(self) -> bool:
+        if self._losing is not None:
+            await asyncio.wait((self._losing,))
+        return self._vanished
 
     def _reopen(self) -> Sidecar:
         return self._open(self._came.spec())
@@ -235,7 +255,7 @@ class PodSidecar:
         if error.code == "cannot_start":
             log(f"the command cannot be started: {error.message}")
             await fence.release(start_error=error.message[:1000])
-        elif error.code == "ending" or self._vanished:
+        elif error.code == "ending" or await self._hold_vanished():
             # Before it began nothing of the session's can be lost by beginning elsewhere.
             how = Exit(None, None, "killed" if status.started else "term")
             await asyncio.sleep(self._settings.timing.settle)
@@ -351,11 +371,19 @@ class PodSidecar:
             works = (keep(), self._survey.run(), self._leave(hold, departure), self._dial())
             keeping, *others = (tasks.create_task(work) for work in works)
             try:
-                await self._sidecar.run(hold, last_words)
+                await self._served(hold, last_words)
             finally:
                 departure.close()
             for task in (keeping, *others):
                 task.cancel()
+
+    async def _served(self, hold: HoldLink, last_words: LastWords) -> None:
+        try:
+            await self._sidecar.run(hold, last_words)
+        except HoldError:
+            if not await self._hold_vanished():
+                raise
+            await self._sidecar.unserved(last_words)
 
     async def _dial(self) -> None:
         """Every gateway, as long as the session is ours: who was attached through one looks it up
@@ -392,7 +420,7 @@ class PodSidecar:
                 if not (await hold.graph()).processes:
                     return
             except HoldError as error:
-                if error.code == "lost" and not self._vanished:
+                if error.code == "lost" and not await self._hold_vanished():
                     raise  # the next sidecar asks again
             await asyncio.sleep(_REMAINS_SECONDS)
 

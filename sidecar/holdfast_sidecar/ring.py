@@ -10,12 +10,17 @@ Invariants
   kill between the kernel's copy and our note of it therefore loses nothing: what differs from the
   pattern was read. The pattern is of bytes that UTF-8 never uses; a program that prints exactly
   those as its very last bytes before the kill may lose those.
+- The kernel never has to find memory while it copies: every page of [head, prepared) is locked in
+  memory, and was written to by us just before the read. It takes up to 64 bytes out of the PTY
+  before it copies them, and if the page is gone by then and the process is killed for want of
+  memory, they are nowhere.
 - `marks` has every resize whose seq is still in the ring, in order; if the table overflowed, seqs
   before its first entry are no longer served, because their size is not known.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -26,6 +31,9 @@ from holdfast_wire.errors import Internal
 
 DEFAULT_SIZE: Final = 32 << 20
 GUARD: Final = 64 << 10
+_PAGE: Final = 4096  # or a multiple of it
+# Missing in `mmap`; the same on all of Linux's machines but a few that no container runs on.
+_MAP_LOCKED: Final = 0x2000
 _MAGIC: Final = int.from_bytes(b"HFRING1\n", "little")
 # The header: eight-byte words, each stored at once, so that a kill never leaves half of one.
 _HEADER: Final = 8192
@@ -63,14 +71,19 @@ class Ring:
         """Opens the ring at `path`, or makes one of `size` bytes."""
         if size % GUARD or size < 4 * GUARD:
             raise Internal(f"a ring's size is a multiple of {GUARD}, at least four of them")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._locked: dict[int, mmap.mmap] = {}
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if os.fstat(descriptor).st_size == 0:
-                # Not sparse: a disk that fills up later would end us with a bus error.
-                os.posix_fallocate(descriptor, 0, _HEADER + size)
-            self._map = mmap.mmap(descriptor, 0)
-        finally:
-            os.close(descriptor)
+            self._open(size)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _open(self, size: int) -> None:
+        if os.fstat(self._file).st_size == 0:
+            # Not sparse: a disk that fills up later would end us with a bus error.
+            os.posix_fallocate(self._file, 0, _HEADER + size)
+        self._map = mmap.mmap(self._file, 0)
         if len(self._map) < _HEADER + 4 * GUARD:
             raise Internal("the ring file is cut short")
         self._words = memoryview(self._map)[:_HEADER].cast("Q")
@@ -118,11 +131,31 @@ class Ring:
         """One read of the PTY. 0 means its other end is closed; raises BlockingIOError if dry."""
         start = self.head % self.size
         end = min(start + self._prepared - self.head, self.size)
+        self._touch(start, end)
         count = os.readv(descriptor, (self._data[start:end],))
         self.head += count
         if self._prepared - self.head < GUARD:
             self._prepare()
         return count
+
+    def _touch(self, start: int, end: int) -> None:
+        """Has every page from `start` on there and writable: a byte of each is stored again. If
+        there is no memory for it, this is where we are killed. `end` is a page's."""
+        pages = self._data[start:end:_PAGE]
+        pages[:] = bytes(pages)
+
+    def _lock(self) -> None:
+        """Keeps the pages that are about to be read into, and no others, from being reclaimed. By
+        mappings of their own: Python has no mlock. Where not even so little may be locked, what
+        `_touch` brings in can be taken away again before the read, if memory is that short."""
+        first = self.head - self.head % GUARD
+        wanted = {seq % self.size for seq in range(first, self._prepared, GUARD)}
+        for at in self._locked.keys() - wanted:
+            self._locked.pop(at).close()
+        for at in wanted - self._locked.keys():
+            with contextlib.suppress(OSError):
+                flags = mmap.MAP_SHARED | _MAP_LOCKED
+                self._locked[at] = mmap.mmap(self._file, GUARD, flags, offset=_HEADER + at)
 
     def _prepare(self) -> None:
         """Lays the pattern ahead, in whole guards, and only then says so."""
@@ -133,6 +166,7 @@ class Ring:
             self._prepared += gap
         self.commit()
         self._words[_PREPARED_AT] = self._prepared
+        self._lock()
 
     def commit(self) -> None:
         self._words[_HEAD_AT] = self.head
@@ -191,4 +225,7 @@ class Ring:
         self.commit()
         self._data.release()
         self._words.release()
+        for locked in self._locked.values():
+            locked.close()
         self._map.close()
+        os.close(self._file)

@@ -170,12 +170,7 @@ class Sidecar:
         session.ended(how)
         if session.goes_on_elsewhere:
             server.close()  # whoever is attached looks the session up again, and finds it there
-        try:
-            saved = self._folder / "exit.new"
-            saved.write_text(json.dumps({**how.to_json(), "ended": round(time.time(), 3)}))
-            saved.rename(self._folder / "exit.json")
-        except OSError as error:  # a full disk must not keep the rest from being done
-            log(f"how the command ended cannot be saved: {error}")
+        self._save(how)
         if last is not None:
             await last(how)
         with contextlib.suppress(HoldError):
@@ -183,6 +178,21 @@ class Sidecar:
         log(f"the command ended: {how.to_json()}")
         await asyncio.sleep(_ENDED_SECONDS)
         self._stop.set()
+
+    def _save(self, how: Exit) -> None:
+        try:
+            saved = self._folder / "exit.new"
+            saved.write_text(json.dumps({**how.to_json(), "ended": round(time.time(), 3)}))
+            saved.rename(self._folder / "exit.json")
+        except OSError as error:  # a full disk must not keep the rest from being done
+            log(f"how the command ended cannot be saved: {error}")
+
+    async def unserved(self, last: LastWords) -> None:
+        """hold went before anybody could be served; how it ended is told all the same."""
+        how = await self._over
+        self._save(how)
+        await last(how)
+        log(f"the command ended before it was served: {how.to_json()}")
 
     # -- what attached clients like to know -------------------------------------------------------
 

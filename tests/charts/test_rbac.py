@@ -63,6 +63,7 @@ RULES: dict[str, list[Rule]] = {
         (("holdfast.dev",), ("checkpoints",), READ, ()),
         (("holdfast.dev",), ("checkpoints/status",), ("patch",), ()),
         (("",), ("nodes",), ("get", "patch"), ()),
+        (("",), ("nodes/status",), ("patch",), ()),
     ],
     "holdfast-gateway": [
         (("holdfast.dev",), ("sessions",), (*READ, "patch"), ()),

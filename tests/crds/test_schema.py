@@ -114,7 +114,12 @@ def test_the_defaults_of_a_session() -> None:
         "lease": {"durationSeconds": 20},
         "move": {"onDrain": "Live", "memory": "Copy", "syscallFilter": True, "deadlineSeconds": 60},
         "recovery": {"onHostLoss": "RestoreLast"},
-        "checkpoints": {"everySeconds": 600, "keep": 3, "store": "Peer"},
+        "checkpoints": {
+            "everySeconds": 600,
+            "keep": 3,
+            "maxAgeSeconds": 604800,
+            "store": "Peer",
+        },
         "idle": {"afterSeconds": 86400, "then": "Hibernate"},
         "suspended": False,
         "ended": False,

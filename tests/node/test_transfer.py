@@ -18,9 +18,16 @@ import pytest
 from holdfast_node import layer, link, receiving, transfer
 from holdfast_node.link import Frame
 from holdfast_node.pair import Facts, Fault, Keys, Manifest, Part, Unfit
-from holdfast_node.transfer import LinkLost, Receiver, Sender
+from holdfast_node.transfer import LinkLost, Progress, Receiver, Sender, told
 from holdfast_node.tree import Place
-from holdfast_wire.errors import BadRequest, HoldfastError, Internal, TooLarge, Unauthenticated
+from holdfast_wire.errors import (
+    BadRequest,
+    HoldfastError,
+    Internal,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+)
 
 from .conftest import Contexts
 from .trees import furnish, looks
@@ -430,3 +437,19 @@ async def test_bytes_that_are_no_tls_end_only_their_own_connection(
             await sender.finish(FACTS)
             await sender.outcome()
     assert taking.manifest is not None
+
+
+async def test_what_was_sent_so_far_is_told_although_nobody_hears() -> None:
+    progress, again = Progress(sent=5), asyncio.Event()
+    heard: list[int] = []
+
+    async def tell(count: int) -> None:
+        heard.append(count)
+        progress.sent = 7
+        if len(heard) == 1:
+            raise Unavailable("no answer")
+        again.set()
+
+    async with told(progress, tell, every=0.001):
+        await again.wait()
+    assert heard == [5, 7]

@@ -92,6 +92,8 @@ def evicted(spec: dict[str, Any]) -> Observed:
     return running(session=session(spec=spec, status=status, metadata=marked))
 
 
+AGED = {"checkpoints": {"everySeconds": 600, "keep": 2, "maxAgeSeconds": 300}}
+ANY_AGE = {"everySeconds": 600, "keep": 2, "maxAgeSeconds": 0}
 NOBODY_THERE = {"clients": "0", "active": ago(100)}
 
 ROWS: list[tuple[Observed, Step]] = [
@@ -147,6 +149,13 @@ ROWS: list[tuple[Observed, Step]] = [
         DeleteCheckpoints((("build-1-k1", "c1"),)),
     ),
     (running(order(1, age=300, trigger="Fork"), order(2), order(3)), Wait(NOW + 500)),
+    (
+        running(order(1, age=301), order(2, age=290), spec=AGED),
+        DeleteCheckpoints((("build-1-k1", "c1"),)),
+    ),
+    (running(order(1, age=300), order(2, age=290), spec=AGED), Wait(NOW + 310)),
+    (running(order(1, age=301), spec=AGED), Wait(NOW + 299)),
+    (running(order(1, age=9e6), order(2, age=290), spec={"checkpoints": ANY_AGE}), Wait(NOW + 310)),
 ]
 
 

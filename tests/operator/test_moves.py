@@ -198,6 +198,19 @@ def movable_of(picture: Observed) -> dict[str, Any]:
     return next(c for c in made["conditions"] if c["type"] == "Movable")
 
 
+def test_how_much_was_sent_is_shown() -> None:
+    under_way = replace(order("Transferring"), sent=123_456_789)
+    made = status.status_of(moving(checkpoint=under_way), Wait())
+    ready = next(c for c in made["conditions"] if c["type"] == "Ready")
+    assert ready["message"] == "it is moving to m; 123 MB of it have been sent"
+
+
+def test_without_the_filter_it_says_what_it_loses() -> None:
+    without = moving(session=session(spec={"move": {"syscallFilter": False}}))
+    assert "io_uring" in movable_of(without)["message"]
+    assert "io_uring" not in movable_of(moving())["message"]
+
+
 def test_what_blocks_a_move_is_said_with_what_to_do() -> None:
     message = movable_of(moving(lease=STUCK, node=OPEN))["message"]
     assert "process 41 (qemu) has /dev/kvm open; quit it" in message

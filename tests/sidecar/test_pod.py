@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -23,7 +24,7 @@ from api_kit import Fault, Pod, lease
 from gateway_kit import remove, until
 from holdfast_sidecar.agent import AgentError
 from holdfast_sidecar.fence import Superseded
-from holdfast_sidecar.hold import HoldError
+from holdfast_sidecar.hold import HoldError, HoldStatus
 from holdfast_sidecar.pod import PodSidecar
 from holdfast_sidecar.settings import Settings
 from holdfast_wire.lease import Timing
@@ -188,10 +189,9 @@ def test_killed_and_started_again_it_is_the_same(pod: Pod) -> None:
     for _ in range(2):
         pod.sidecar.kill()
         pod.sidecar_goes()
-        requests = len(pod.api.requests)
+        pod.log.write_text("")
         pod.start_sidecar(HOLDFAST_NOTICE="not shown twice")
-        pod.renewed_after(requests)
-        (pod.state / "sidecar.sock").unlink(missing_ok=True)
+        pod.said("serving it")
     after = pod.api.get()
     assert after["spec"]["holderIdentity"] == before["spec"]["holderIdentity"]
     assert after["spec"]["leaseTransitions"] == before["spec"]["leaseTransitions"] == 1
@@ -292,8 +292,13 @@ def test_when_the_pod_goes_who_is_attached_is_sent_to_look_for_the_next(pod: Pod
     pod.exit_note()
 
 
-def test_hold_was_killed_and_the_sidecar_told_to_go_meanwhile(pod: Pod) -> None:
-    pod.start("cat")
+@pytest.mark.parametrize("served", [True, False])
+def test_hold_was_killed_and_the_sidecar_told_to_go_meanwhile(pod: Pod, served: bool) -> None:
+    pod.start_hold("cat")
+    pod.start_sidecar()
+    until(lambda: pod.status()["started"], "its command")
+    if served:
+        pod.said("serving it from seq 0")
     os.kill(pod.hold_pid, signal.SIGKILL)
     pod.hold_goes()
     assert pod.sidecar is not None
@@ -368,6 +373,27 @@ def _answer_as(impostor: socket.socket, answers: list[Any]) -> list[bytes]:
             heard.append(peer.recv(1000))
             peer.send(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
     return heard
+
+
+@pytest.mark.parametrize("lives", [True, False])
+async def test_a_link_that_ends_before_hold_s_socket_does(tmp_path: Path, lives: bool) -> None:
+    """A hold that dies still has its socket when its connections are closed already."""
+    path = tmp_path / "hold.sock"
+    env = {**GOOD, "HOLDFAST_STATE": str(tmp_path), "HOLDFAST_RUN": str(tmp_path),
+           "HOLDFAST_HOLD": str(path)}  # fmt: skip
+    sidecar = PodSidecar(Settings.read(env))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        sidecar._met = True
+        sidecar._lost()
+        await asyncio.sleep(0)  # and it is let in
+        if lives:
+            said: dict[str, Any] = dict.fromkeys(HoldStatus.__slots__, 0)
+            assert _answer_as(listening, [{"ok": True, **said}]) == [b"status"]
+    assert await sidecar._hold_vanished() is not lives
+    sidecar._sidecar.session.journal.close()
+    sidecar._sidecar.session.ring.close()
 
 
 class Scripted:

@@ -13,7 +13,7 @@ import pytest
 
 from e2e import engine_kit as kit
 from e2e.cluster.places import REPOSITORY
-from e2e.engine_lazy import Late, Lazily, Tunnel, heap, lazily, pagers
+from e2e.engine_lazy import Late, Lazily, Tunnel, heap, lazily, pagers, serves
 from e2e.engine_session import Refusal, Session, Target, bench, engine, eventually, node, tidy
 from e2e.test_engine_faults import plant
 from holdfast_node import containers, pager
@@ -108,6 +108,42 @@ os.write(pipe[1], memoryview(heap)[200 << 20:][:4096])
     await eventually(lambda: target.container.pids() == [])
 
 
+@pytest.mark.parametrize("lost", ["stream", "pager"])
+async def test_memory_that_does_not_all_come_before_it_runs_harms_nobody(
+    bench: kit.Lab, engine: Engine, lost: str
+) -> None:
+    session, digest = heap(bench, 256)
+    there, images, hold = bench.container("b"), bench.images(), session.container.hold
+    target = Target(there)
+    async with Tunnel() as tunnel:
+        tunnel.delay = 0.02
+        async with engine.restoring(
+            there.hold, images, pages=tunnel.target, whole=True
+        ) as restoring:
+            target.whole = restoring.whole
+            async with engine.dumping(hold, images, lazy=True) as dumping:
+                cage = await engine.freeze(hold)
+                await dumping.dump()
+            serving = serves(engine, hold, tunnel)
+            restored = asyncio.create_task(restoring.restore(target.held))
+            await eventually(lambda: tunnel.carried > 32 << 20)
+            if lost == "stream":
+                await tunnel.cut()
+            else:
+                os.kill(pagers()[-1], signal.SIGKILL)
+            with pytest.raises(PagesLost):
+                await restored
+            with pytest.raises(PagesLost):
+                await serving
+        await eventually(lambda: there.pids() == [] and pagers() == [])
+    assert not pager.coming(engine.freezer(there.hold))
+    assert cage.frozen()
+    target.typist.close()
+    cage.thaw()
+    session.typist.type("\n")
+    session.typist.until(f"again={digest}", 30)
+
+
 async def test_a_move_that_is_given_up_before_it_runs_harms_nobody(
     bench: kit.Lab, engine: Engine
 ) -> None:
@@ -122,7 +158,7 @@ async def test_a_move_that_is_given_up_before_it_runs_harms_nobody(
             async with engine.dumping(hold, images, lazy=True) as dumping:
                 cage = await engine.freeze(hold)
                 await dumping.dump()
-            serving = asyncio.create_task(engine.serve(hold, tunnel.source))
+            serving = serves(engine, hold, tunnel)
             with pytest.raises(Refusal):
                 await restoring.restore(refusing.held)
         tunnel.open.set()
@@ -228,7 +264,7 @@ async def test_an_agent_that_is_killed_leaves_it_frozen_and_blocked(
         async with engine.dumping(hold, images, lazy=True) as dumping:
             cage = await engine.freeze(hold)
             await dumping.dump()
-        serving = asyncio.create_task(engine.serve(hold, tunnel.source))
+        serving = serves(engine, hold, tunnel)
         words = [str(bench.bundle), str(target.hold), str(images), str(tunnel.target.fileno())]
         agent = await asyncio.create_subprocess_exec(
             sys.executable, "-c", AGENT, *words, when,

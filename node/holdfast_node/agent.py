@@ -37,7 +37,7 @@ from holdfast_node.engine import Engine
 from holdfast_node.keeping import Keeping
 from holdfast_node.landing import lose
 from holdfast_node.lazy import PagesLost
-from holdfast_node.order import Bring, Keep, Left, Move, Order, Phase, read, status
+from holdfast_node.order import Bring, Keep, Left, Memory, Move, Order, Phase, read, status
 from holdfast_node.pair import Keys
 from holdfast_node.receiving import Handler, Receiver, serve
 from holdfast_node.settings import Bucket, Settings
@@ -138,7 +138,7 @@ class Agent:
             "annotations": {
                 target.ADDRESS: f"{settings.address}:{settings.port}",
                 f"{PREFIX}agent-problems": "; ".join(self._can.problems) or None,
-                f"{PREFIX}agent-memory": "PostCopy" if self._can.follows else "Copy",
+                target.MEMORY: target.FOLLOWS if self._can.follows else "Copy",
                 target.CPU: cpu.told(self._features),
             },
         }
@@ -288,16 +288,24 @@ class Agent:
                 said,
                 lambda: until.enter_context(self._needed.now()),
             )
-            address = await self._address(order.target_node, self._features)
+            to = await target.look(self._kube, order.target_node, self._features)
+            how = self._memory(order, to)
             tls = self._settings.tls(ssl.Purpose.SERVER_AUTH)
-            about = {"namespace": order.namespace, "for": "move"}
-            async with connect(address, tls, self._keys, order.name, about) as sender:
-                if not order.post_copy:
+            about = {"namespace": order.namespace, "for": "move", "memory": how}
+            async with connect(to.address, tls, self._keys, order.name, about) as sender:
+                if how is Memory.IMAGES:
                     return await departure.run(sender)
-                async with pages.carried(
-                    address, tls, order.name, order.namespace, sender.salt
-                ) as stream:
-                    return await departure.run(sender, stream)
+                tagger = self._keys.tagger(sender.salt, pages.PART)
+                async with pages.asked(
+                    to.address, tls, order.name, order.namespace, sender.salt,
+                    None if order.post_copy else tagger,
+                ) as asked:  # fmt: skip
+                    return await departure.run(sender, asked)
+
+    def _memory(self, order: Move, to: target.Target) -> Memory:
+        if order.post_copy:
+            return Memory.AFTER
+        return Memory.BEFORE if self._can.follows and to.follows else Memory.IMAGES
 
     async def _keep(self, order: Keep) -> Left:
         keeping = Keeping(
@@ -316,8 +324,8 @@ class Agent:
         async with spooled(self._spool, f"bringing-{order.uid}") as work:
             await bringing.bring(order, self._engine, self._features, work, self._stores.get)
 
-    async def _address(self, node: str, features: tuple[str, ...] | None = None) -> tuple[str, int]:
-        return await target.address(self._kube, node, features)
+    async def _address(self, node: str) -> tuple[str, int]:
+        return (await target.look(self._kube, node, None)).address
 
     async def _find(self, namespace: str, name: str) -> Order:
         item = await self._kube.get(CHECKPOINTS, namespace, name) if namespace and name else None

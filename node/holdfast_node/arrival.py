@@ -2,8 +2,9 @@
 
     greet ─ look the order up ─ receive ─ verify ─ land (landing.py)
 
-With post-copy it runs when it has landed, and this goes on until its last page has come. The pages
-have a connection of their own, which is bound to the first by its salt.
+Its memory has a connection of its own, which is bound to the first by its salt, and comes when all
+else is there: page by page, before it runs. With post-copy it runs when it has landed, and this
+goes on until its last page has come.
 
 What is received is bound to the order that the API has, never to what the other agent says of it.
 """
@@ -16,6 +17,7 @@ import shutil
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -25,12 +27,12 @@ from holdfast_node.containers import Pod
 from holdfast_node.engine import Engine, Restoring
 from holdfast_node.landing import Landing, apply, lose
 from holdfast_node.lazy import PagesLost
-from holdfast_node.order import Move, Order, Phase
-from holdfast_node.pages import Carrier, Needed
+from holdfast_node.order import Memory, Move, Order, Phase
+from holdfast_node.pages import PART, Carrier, Needed
 from holdfast_node.pair import Expected
 from holdfast_node.transfer import Receiver
 from holdfast_node.tree import Place
-from holdfast_wire.errors import Forbidden, HoldfastError, NotFound
+from holdfast_wire.errors import BadRequest, Forbidden, HoldfastError, NotFound
 
 Find = Callable[[str, str], Awaitable[Order]]
 Report = Callable[..., Awaitable[object]]
@@ -54,37 +56,39 @@ class Arrivals:
         self._node, self._engine, self._features = node, engine, features
         self._work, self._find = work, find
         self._report, self._needed = report, needed
-        self._ends: dict[tuple[str, bytes], asyncio.Future[socket.socket]] = {}
+        self._meetings: dict[tuple[str, bytes], _Meeting] = {}
 
     async def pages(self, receiver: Receiver) -> None:
         """The handler of the connection that the memory comes by."""
         order = await self._ordered(receiver)
+        meeting = self._meeting(order, receiver)
         try:
             async with asyncio.timeout(_MEET_SECONDS):
-                end = await asyncio.shield(self._end(order, receiver))
+                end = await asyncio.shield(meeting.end)
         except TimeoutError:
             raise NotFound(f"no memory is to come by {order.name}") from None
         finally:
-            self._ends.pop((order.uid, receiver.salt), None)
-        await receiver.alone(Carrier(receiver.link, end).run)
+            self._meetings.pop((order.uid, receiver.salt), None)
+        tagger = None if order.post_copy else receiver.keys.tagger(receiver.salt, PART)
+        await meeting.carry(receiver.alone(Carrier(receiver.link, end, tagger).run))
 
-    def _end(self, order: Move, receiver: Receiver) -> asyncio.Future[socket.socket]:
-        made: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
-        return self._ends.setdefault((order.uid, receiver.salt), made)
+    def _meeting(self, order: Move, receiver: Receiver) -> _Meeting:
+        return self._meetings.setdefault((order.uid, receiver.salt), _Meeting())
 
     @contextmanager
-    def _stream(self, order: Move, receiver: Receiver) -> Iterator[socket.socket | None]:
+    def _stream(self, order: Move, receiver: Receiver) -> Iterator[_Stream | None]:
         """What the engine hears the source by, once the connection for it has come."""
-        if not order.post_copy:
+        if _memory(order, receiver) is Memory.IMAGES:
             yield None
             return
+        meeting = self._meeting(order, receiver)
         ours, theirs = socket.socketpair()
-        self._end(order, receiver).set_result(theirs)
+        meeting.end.set_result(theirs)
         try:
-            yield ours
+            yield _Stream(ours, meeting)
         finally:
             ours.close()
-            if self._ends.pop((order.uid, receiver.salt), None) is not None:
+            if self._meetings.pop((order.uid, receiver.salt), None) is not None:
                 theirs.close()
 
     async def _ordered(self, receiver: Receiver) -> Move:
@@ -102,8 +106,8 @@ class Arrivals:
         work.mkdir(parents=True, mode=0o700)
         with ExitStack() as until:
             try:
-                with self._stream(order, receiver) as pages:
-                    await self._arrive(receiver, order, pod, work, pages, until)
+                with self._stream(order, receiver) as stream:
+                    await self._arrive(receiver, order, pod, work, stream, until)
             finally:
                 await asyncio.to_thread(shutil.rmtree, work, True)
         if order.post_copy:
@@ -115,14 +119,23 @@ class Arrivals:
         order: Move,
         pod: Pod,
         work: Path,
-        pages: socket.socket | None,
+        stream: _Stream | None,
         until: ExitStack,
     ) -> None:
         parts, images = work / "parts", work / "images"
         images.mkdir(mode=0o700)
         places = layer.places_of(pod.hold, order.volumes)
-        landing = Landing(pod, order.session, parts, committed=receiver.committed)
-        async with self._engine.restoring(pod.hold, images, pages=pages) as restoring:
+        pages = None if stream is None else stream.ours
+        async with self._engine.restoring(
+            pod.hold, images, pages=pages, whole=not order.post_copy
+        ) as restoring:
+
+            async def whole() -> None:
+                await restoring.whole()
+                if stream is not None and not order.post_copy:
+                    await stream.meeting.carried
+
+            landing = Landing(pod, order.session, parts, whole=whole, committed=receiver.committed)
             ahead = asyncio.create_task(_put_ahead(receiver, places))
             try:
                 manifest = await receiver.receive(parts)
@@ -168,6 +181,42 @@ class Arrivals:
             features=self._features,
             target_pod=order.target_pod,
         )
+
+
+class _Meeting:
+    """Of the two connections of one move."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.end: asyncio.Future[socket.socket] = loop.create_future()
+        self.carried: asyncio.Future[None] = loop.create_future()  # all memory, and it is right
+
+    async def carry(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except BaseException as error:
+            why = error if isinstance(error, HoldfastError) else PagesLost("it was given up")
+            self.carried.set_exception(why)
+            self.carried.exception()  # nobody may be waiting
+            raise
+        self.carried.set_result(None)
+
+
+@dataclass(frozen=True)
+class _Stream:
+    ours: socket.socket
+    meeting: _Meeting
+
+
+def _memory(order: Move, receiver: Receiver) -> Memory:
+    """As the source has it, which looked whether this node can; after it runs only if ordered."""
+    try:
+        said = Memory(receiver.about.get("memory", ""))
+    except ValueError:
+        raise BadRequest("the other agent does not say how the memory comes") from None
+    if (said is Memory.AFTER) != order.post_copy:
+        raise Forbidden(f"memory is not to come {said} the session by {order.name}")
+    return said
 
 
 async def _put_ahead(receiver: Receiver, places: dict[str, Place]) -> None:

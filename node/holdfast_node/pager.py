@@ -1,4 +1,4 @@
-"""The process that brings a running session its memory after it. `python -m` runs it.
+"""The process that brings a session its memory, also after it runs. `python -m` runs it.
 
     source's agent ─ stream ─ this process ─ userfaultfd ─ the session's processes
 
@@ -13,6 +13,9 @@ watcher does nothing but wait. So:
   keeps the descriptors, and names itself LOST: `blocked` finds it by that. It ends when the tree
   was killed, which is for somebody else to decide, for to hold that looks like the session's end.
 - the source is told that all has come only if the agent has said that the tree runs (RUNS).
+
+A tree that must be `whole` before it runs is simpler: it does not run before this has ended, and if
+this ends badly, it is killed.
 
 Both are in the container's cgroups, and so outlive the agent.
 
@@ -66,6 +69,7 @@ CHUNK: Final = 1 << 20  # the most that is asked for at once
 NEAR: Final = 64 << 10  # asked for when somebody waits for its first page
 _PIECE: Final = 256 << 10  # asked for when nobody waits
 _ASKED: Final = 2 * CHUNK  # and not answered yet: whoever waits for a page waits for that too
+_ASKED_WHOLE: Final = 8 * CHUNK  # if nobody can wait
 _REQUESTS: Final = 64
 _BUSY_SECONDS: Final = 0.2  # after somebody waited, little is asked for that nobody waits for
 _RESTORED: Final = 0x52535446  # CRIU's word for: all processes are there, with their memory mapped
@@ -93,6 +97,7 @@ class Orders:
     hold: int
     freezer: str
     unified: bool
+    whole: bool = False  # nothing runs before the last page has come
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -211,7 +216,8 @@ class Pager:
             else:
                 found.setdefault(pid, []).append((start, start + size))
         self._unasked = {pid: Ranges(ranges) for pid, ranges in found.items()}
-        self._turn.extend(in_turn(self._unasked, _PIECE, CHUNK))
+        piece = CHUNK if self._orders.whole else _PIECE
+        self._turn.extend(in_turn(self._unasked, piece, CHUNK))
         return restorer
 
     def _from_agent(self) -> bool:
@@ -347,19 +353,25 @@ class Pager:
                 self._look(space)
                 if not space.missing:
                     self._leave(space)
-        busy = time.monotonic() - self._waited < _BUSY_SECONDS
-        while self._turn and self._source.has_room(_PIECE if busy else _ASKED):
+        while self._turn and self._source.has_room(self._at_once()):
             pid, first, last = self._turn.popleft()
             for start, end in self._unasked[pid].remove(first, last):
                 if any(space.missing.pieces(start, end) for space in self._of(pid)):
                     self._source.ask(pid, start, end)
+
+    def _at_once(self) -> int:
+        """Bytes to ask for."""
+        if self._orders.whole:
+            return _ASKED_WHOLE
+        busy = time.monotonic() - self._waited < _BUSY_SECONDS
+        return _PIECE if busy else _ASKED
 
     def _close(self) -> None:
         """The source hears that it is not needed any more; it is not, whether it hears it or not.
         An agent that left before it said that the tree runs left that to the next."""
         stream = self._source.stream
         os.set_blocking(self._orders.agent, True)
-        while not self._runs[0]:
+        while not (self._orders.whole or self._runs[0]):
             if not self._from_agent():
                 return
         with contextlib.suppress(OSError, Broken):
@@ -393,7 +405,9 @@ def watch(orders: Orders, listening: socket.socket) -> None:
 def _block(orders: Orders, why: bytes, *, freeze: bool) -> None:
     """A tree that does not run yet is the agent's or inside.py's to freeze or to kill."""
     cage = Freezer(Path(orders.freezer), orders.unified)
-    if cage.exists() and cage.members():
+    if orders.whole and cage.exists():
+        cage.kill()  # it did not run yet, and nobody has it but its source
+    elif cage.exists() and cage.members():
         _name(LOST)
         if freeze:
             with contextlib.suppress(HoldfastError):

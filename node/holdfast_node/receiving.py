@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -39,6 +39,7 @@ from .pair import (
     check_part,
     verify,
 )
+from .threads import to_its_end
 
 _TELL: Final = 64 << 20  # bytes between two words of progress
 _AT_ONCE: Final = 16  # connections; a node has few sessions to take at a time
@@ -143,14 +144,7 @@ class Receiver:
 
     async def run(self, work: Callable[[], T]) -> T:
         """In the connection's thread."""
-        future = self._loop.run_in_executor(self.worker, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            self.link.interrupt()
-            with suppress(HoldfastError, OSError):
-                await future
-            raise
+        return await to_its_end(work, self.link.interrupt, self.worker)
 
     # -- in the connection's thread
 

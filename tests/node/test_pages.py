@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from holdfast_node import pages
-from holdfast_node.link import Frame, Link, LinkLost, answer, dial
-from holdfast_node.pages import Carrier, Needed
+from holdfast_node.link import CHUNK, Frame, Link, LinkLost, answer, dial
+from holdfast_node.pages import Asked, Carrier, Needed
+from holdfast_node.pair import Unfit
 from holdfast_wire.errors import BadRequest, NotFound
 
 from .conftest import Contexts
@@ -153,6 +155,74 @@ def test_a_frame_out_of_turn_is_refused(links: Pair, pool: ThreadPoolExecutor) -
     links[1].send(Frame.MANIFEST, b"x" * 10_000)
     with a, pytest.raises(BadRequest, match="MANIFEST"):
         first.result(10)
+
+
+def asked(link: Link, pool: ThreadPoolExecutor, key: bytes | None = None) -> Asked:
+    return Asked(link, pool, None if key is None else Poly1305(key))
+
+
+def answers(source: Asked, data: bytes) -> bytes:
+    """To the first byte that is asked for; what was asked."""
+    question = memoryview(bytearray(5))
+    assert source.read(question)
+    for at in range(0, len(data), CHUNK):
+        source.write(memoryview(data)[at : at + CHUNK])
+    assert not source.read(memoryview(bytearray(1)))
+    source.end()
+    return bytes(question)
+
+
+@pytest.mark.parametrize("key", [None, bytes(32)])
+def test_what_is_asked_for_is_answered(
+    links: Pair, pool: ThreadPoolExecutor, key: bytes | None
+) -> None:
+    ours, theirs = socket.socketpair()
+    tagger = None if key is None else Poly1305(key)
+    carrying = pool.submit(Carrier(links[1], theirs, tagger).run)
+    data = os.urandom(3_000_001)
+    answering = pool.submit(answers, asked(links[0], pool, key), data)
+    with ours:
+        said(ours, b"page?")
+        assert everything(ours) == data
+        carrying.result(10)
+        links[1].interrupt()
+        assert answering.result(10) == b"page?"
+
+
+def test_memory_that_was_altered_is_refused(links: Pair, pool: ThreadPoolExecutor) -> None:
+    ours, theirs = socket.socketpair()
+    carrying = pool.submit(Carrier(links[1], theirs, Poly1305(bytes(32))).run)
+    answering = pool.submit(answers, asked(links[0], pool, b"x" * 32), bytes(100_000))
+    with ours:
+        said(ours, b"page?")
+        with pytest.raises(Unfit, match="altered"):
+            carrying.result(10)
+        answering.result(10)
+
+
+async def test_a_source_that_is_not_asked_yet_says_that_it_is_there(
+    links: Pair, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "TICK", 0.01)
+    source = asked(links[0], pool)
+    ticking = asyncio.create_task(source.ticking())
+    assert (await asyncio.to_thread(links[1].head))[0] is Frame.TICK
+    hearing = asyncio.create_task(source.run(lambda: source.read(memoryview(bytearray(1)))))
+    await ticking
+    for _ in range(3):
+        assert (await asyncio.to_thread(links[1].head))[0] is Frame.TICK
+    links[1].send_json(Frame.FAILED, NotFound("no memory is to come by this").to_json())
+    with pytest.raises(NotFound, match="no memory"):
+        await hearing
+
+
+def test_a_target_that_says_nothing_is_gone(
+    links: Pair, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "TICK", 0.01)
+    monkeypatch.setattr(pages, "SILENCE", 0.05)
+    with pytest.raises(LinkLost, match="nothing from"):
+        asked(links[0], pool).read(memoryview(bytearray(1)))
 
 
 async def test_what_is_needed_is_waited_for() -> None:

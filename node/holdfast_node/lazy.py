@@ -31,7 +31,7 @@ from typing import Final, Protocol
 
 from holdfast_wire.errors import Permanent
 
-from . import containers, criu_rpc, entering, freezer, pager
+from . import asking, containers, criu_rpc, entering, freezer, pager
 from .entering import Place
 from .freezer import Freezer
 from .uffd import PAGE
@@ -65,16 +65,16 @@ class Stream(Protocol):
 
 def serve(stream: Stream, cage: Freezer) -> int:
     """Bytes of memory that the target has now. Blocks."""
-    buffer = memoryview(bytearray(pager.MESSAGE.size + STEP))
-    asked, served = buffer[: pager.MESSAGE.size], 0
+    buffer = memoryview(bytearray(asking.MESSAGE.size + STEP))
+    asked, served = buffer[: asking.MESSAGE.size], 0
     with contextlib.ExitStack() as opened:
         memory = _memory(cage, opened)
         while stream.read(asked):
-            command, pid, address, size = pager.MESSAGE.unpack(asked)
-            if command == pager.CLOSE:
+            command, pid, address, size = asking.MESSAGE.unpack(asked)
+            if command == asking.CLOSE:
                 stream.end()
                 return served
-            if pid not in memory or not 0 < size <= pager.CHUNK or (address | size) % PAGE:
+            if pid not in memory or not 0 < size <= asking.CHUNK or (address | size) % PAGE:
                 raise PagesLost("the target asked for something that is no page")
             _answer(stream, cage, memory[pid], address, size, buffer)
             served += size
@@ -86,7 +86,7 @@ def _answer(
 ) -> None:
     """What is asked, again, and then the bytes. In steps that stay in a core's cache; the last one
     goes only if the tree was frozen up to then."""
-    head = pager.MESSAGE.size
+    head = asking.MESSAGE.size
     for at in range(0, size, STEP):
         step = min(STEP, size - at)
         try:

@@ -40,13 +40,14 @@ import struct
 import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from holdfast_wire.errors import HoldfastError
 
 from . import uffd
+from .asking import CHUNK, CLOSE, MESSAGE, Broken, Buffer, Came, Source
 from .containers import ending
 from .freezer import Freezer
 from .missing import Missing, Ranges, in_turn
@@ -61,16 +62,11 @@ LOST: Final = "holdfast-lost"
 RUNS: Final = b"runs"
 ARRIVED: Final = b"arrived"
 ENTRY: Final = struct.Struct("=QQQQ")
-# What is asked for: command, PID, address, size. The answer to a GET is the same, and then that
-# many bytes; to a CLOSE there is none.
-MESSAGE: Final = struct.Struct("=IIQQ")
-GET, CLOSE = 1, 2
-CHUNK: Final = 1 << 20  # the most that is asked for at once
 NEAR: Final = 64 << 10  # asked for when somebody waits for its first page
 _PIECE: Final = 256 << 10  # asked for when nobody waits
 _ASKED: Final = 2 * CHUNK  # and not answered yet: whoever waits for a page waits for that too
 _ASKED_WHOLE: Final = 8 * CHUNK  # if nobody can wait
-_REQUESTS: Final = 64
+_EARLY: Final = 64 << 20  # asked for while CRIU still makes the processes that it is for
 _BUSY_SECONDS: Final = 0.2  # after somebody waited, little is asked for that nobody waits for
 _RESTORED: Final = 0x52535446  # CRIU's word for: all processes are there, with their memory mapped
 _REASON: Final = 1 << 10  # bytes
@@ -80,10 +76,6 @@ _CLONE3: Final = 435  # the same number on every architecture
 _CLONE_FILES: Final = 0x400
 _PR_SET_NAME: Final = 15
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-
-
-class Broken(Exception):
-    """No more pages will come."""
 
 
 @dataclass(frozen=True)
@@ -112,57 +104,6 @@ class Space:
     missing: Missing
 
 
-@dataclass
-class Source:
-    """What is asked of the source, and comes back in the order it was asked for."""
-
-    stream: socket.socket
-    out: bytearray = field(default_factory=bytearray)
-    asked: deque[tuple[int, int, int]] = field(default_factory=deque)  # PID, start, end
-    head: memoryview = field(default_factory=lambda: memoryview(bytearray(MESSAGE.size)))
-    body: memoryview = field(default_factory=lambda: memoryview(mmap.mmap(-1, CHUNK)))
-    size: int = 0  # of what comes next in `body`; 0: a head comes
-    got: int = 0
-
-    def ask(self, pid: int, start: int, end: int) -> None:
-        self.out += MESSAGE.pack(GET, pid, start, end - start)
-        self.asked.append((pid, start, end))
-        self.flush()
-
-    def has_room(self, size: int) -> bool:
-        asked = sum(end - start for _, start, end in self.asked)
-        return asked < size and len(self.asked) < _REQUESTS
-
-    def flush(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self.out:
-                del self.out[: self.stream.send(self.out)]
-
-    def read(self) -> tuple[int, int, int] | None:
-        """(PID, start, end) of pages that are whole in `body`."""
-        while True:
-            view = self.body[: self.size] if self.size else self.head
-            try:
-                count = self.stream.recv_into(view[self.got :])
-            except BlockingIOError:
-                return None
-            except OSError as error:
-                raise Broken(f"the stream broke: {error}") from error
-            if not count:
-                raise Broken("the source closed the stream")
-            self.got += count
-            if self.got < len(view):
-                continue
-            self.got = 0
-            if self.size:
-                self.size = 0
-                return self.asked.popleft()
-            pid, start, end = self.asked[0] if self.asked else (0, 0, 0)
-            if MESSAGE.unpack(self.head) != (GET, pid, start, end - start):
-                raise Broken("the source sent something else than was asked for")
-            self.size = end - start
-
-
 class Pager:
     def __init__(self, orders: Orders, listening: socket.socket, runs: mmap.mmap) -> None:
         self._orders = orders
@@ -171,8 +112,10 @@ class Pager:
         stream = socket.socket(fileno=orders.stream)
         stream.setblocking(False)
         self._source = Source(stream)
-        self._buffer = ctypes.addressof(ctypes.c_char.from_buffer(self._source.body))
+        self._early: list[Came] = []  # what came before it has a place
+        self._hurried: set[tuple[int, int]] = set()  # PID, page: waited for, and asked for before
         self._spaces: list[Space] = []
+        self._dumped: dict[int, list[tuple[int, int]]] = {}  # by PID: what is to come
         self._unasked: dict[int, Ranges] = {}
         self._turn: deque[tuple[int, int, int]] = deque()  # PID, start, end, as they are asked for
         self._waited = 0.0  # when somebody last did
@@ -209,7 +152,7 @@ class Pager:
         self._waiting.unregister(self._listening)
         restorer, _ = self._listening.accept()
         self._listening.close()
-        found: dict[int, list[tuple[int, int]]] = {}
+        found = self._dumped
         for pid, start, size, wiped in ENTRY.iter_unpack(_read(self._orders.images, MISSING)):
             if wiped:
                 self._wiped.append((pid, start, start + size))
@@ -242,10 +185,11 @@ class Pager:
         (number,) = struct.unpack("=i", word)
         if number == _RESTORED:
             self._restored = True
+            while self._early:
+                self._put_all(self._early.pop(0))
         elif number > 0:
             _, fds, _, _ = socket.recv_fds(restorer, 1, 1)
-            ranges = self._unasked.get(number, ())
-            self._add(Space(fds[0], number, Missing(ranges)))
+            self._add(Space(fds[0], number, Missing(self._dumped.get(number, ()))))
 
     # -- the session's processes
 
@@ -296,7 +240,11 @@ class Pager:
         for start, end in self._unasked[space.pid].within(was, near)[:1]:
             if start == was:
                 self._unasked[space.pid].remove(start, end)
-                self._source.ask(space.pid, start, end)
+                self._source.ask(space.pid, start, end, waited=True)
+                return
+        if not self._restored:
+            self._hurried.add((space.pid, was))
+            self._hurry()
 
     # -- pages
 
@@ -305,19 +253,35 @@ class Pager:
         came = self._source.read()
         if came is None:
             return
-        pid, start, end = came
-        while any(self._put(space, start, end) for space in self._of(pid)):
+        if self._restored or came.waited:
+            self._put_all(came)
+        else:
+            self._early.append(came)
+            self._source.buffer = Buffer()
+            self._hurry()
+
+    def _put_all(self, came: Came) -> None:
+        while any(self._put(space, came, came.start, came.end) for space in self._of(came.pid)):
             pass
+
+    def _hurry(self) -> None:
+        """Of what came early, the pages that CRIU itself waits for: they have a place already."""
+        for came in self._early:
+            here = {one for one in self._hurried if one[0] == came.pid and one[1] in came}
+            for pid, page in here:
+                while any(self._put(each, came, page, page + PAGE) for each in self._of(pid)):
+                    pass
+            self._hurried -= here
 
     def _of(self, pid: int) -> list[Space]:
         return [space for space in self._spaces if space.pid == pid]
 
-    def _put(self, space: Space, start: int, end: int) -> bool:
-        """The pages in the buffer, wherever this process misses them now. True: look again, for
+    def _put(self, space: Space, came: Came, start: int, end: int) -> bool:
+        """Pages of what came, wherever this process misses them now. True: look again, for
         something has happened meanwhile."""
         for piece in space.missing.pieces(start, end):
             size = piece.end - piece.start
-            source = self._buffer + piece.was - start
+            source = came.address + piece.was - came.start
             copied, failed = uffd.copy(space.fd, piece.start, source, size)
             while failed == errno.ENOENT and not copied and size > PAGE:
                 # Its memory has borders that it had not when dumped, and a copy stops at none.
@@ -346,9 +310,7 @@ class Pager:
 
     def _go_on(self) -> None:
         """Those that nobody waits for are asked for in turn."""
-        if not self._restored:
-            return
-        for space in list(self._spaces):
+        for space in list(self._spaces) if self._restored else ():
             if not space.missing:
                 self._look(space)
                 if not space.missing:
@@ -356,11 +318,14 @@ class Pager:
         while self._turn and self._source.has_room(self._at_once()):
             pid, first, last = self._turn.popleft()
             for start, end in self._unasked[pid].remove(first, last):
-                if any(space.missing.pieces(start, end) for space in self._of(pid)):
+                missing = (space.missing.pieces(start, end) for space in self._of(pid))
+                if not self._restored or any(missing):
                     self._source.ask(pid, start, end)
 
     def _at_once(self) -> int:
         """Bytes to ask for."""
+        if not self._restored:
+            return _ASKED if self._orders.whole and len(self._early) * CHUNK < _EARLY else 0
         if self._orders.whole:
             return _ASKED_WHOLE
         busy = time.monotonic() - self._waited < _BUSY_SECONDS

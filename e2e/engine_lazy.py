@@ -12,12 +12,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from e2e import engine_kit as kit
 from e2e.engine_session import Session, Target
-from holdfast_node import containers, freezer
+from holdfast_node import asking, containers, freezer
 from holdfast_node.engine import Engine, Restored, Restoring
 from holdfast_node.lazy import PagesLost
 from holdfast_node.threads import to_its_end
@@ -57,6 +58,13 @@ class Tunnel:
             for end in (source, to):
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
+
+    def taken(self, whole: bool) -> dict[str, Any]:
+        """As the engine takes it: for pages that come before the tree runs, or after."""
+        if not whole:
+            return {"after": self.target}
+        self.target.setblocking(False)
+        return {"before": asking.Plain(self.target)}
 
     async def cut(self) -> None:
         for task in self._tasks:
@@ -152,9 +160,7 @@ async def lazily(
     hold = session.container.hold
     async with (
         Tunnel() as tunnel,
-        engine.restoring(
-            target.container.hold, images, pages=tunnel.target, whole=whole
-        ) as restoring,
+        engine.restoring(target.container.hold, images, **tunnel.taken(whole)) as restoring,
     ):
         target.whole = restoring.whole
         if isinstance(target, Late):

@@ -108,18 +108,15 @@ os.write(pipe[1], memoryview(heap)[200 << 20:][:4096])
     await eventually(lambda: target.container.pids() == [])
 
 
-@pytest.mark.parametrize("lost", ["stream", "pager"])
 async def test_memory_that_does_not_all_come_before_it_runs_harms_nobody(
-    bench: kit.Lab, engine: Engine, lost: str
+    bench: kit.Lab, engine: Engine
 ) -> None:
     session, digest = heap(bench, 256)
     there, images, hold = bench.container("b"), bench.images(), session.container.hold
     target = Target(there)
     async with Tunnel() as tunnel:
         tunnel.delay = 0.02
-        async with engine.restoring(
-            there.hold, images, pages=tunnel.target, whole=True
-        ) as restoring:
+        async with engine.restoring(there.hold, images, **tunnel.taken(True)) as restoring:
             target.whole = restoring.whole
             async with engine.dumping(hold, images, lazy=True) as dumping:
                 cage = await engine.freeze(hold)
@@ -127,10 +124,7 @@ async def test_memory_that_does_not_all_come_before_it_runs_harms_nobody(
             serving = serves(engine, hold, tunnel)
             restored = asyncio.create_task(restoring.restore(target.held))
             await eventually(lambda: tunnel.carried > 32 << 20)
-            if lost == "stream":
-                await tunnel.cut()
-            else:
-                os.kill(pagers()[-1], signal.SIGKILL)
+            await tunnel.cut()
             with pytest.raises(PagesLost):
                 await restored
             with pytest.raises(PagesLost):
@@ -154,7 +148,7 @@ async def test_a_move_that_is_given_up_before_it_runs_harms_nobody(
     images = bench.images()
     async with Tunnel() as tunnel:
         refusing.tunnel = tunnel
-        async with engine.restoring(there.hold, images, pages=tunnel.target) as restoring:
+        async with engine.restoring(there.hold, images, after=tunnel.target) as restoring:
             async with engine.dumping(hold, images, lazy=True) as dumping:
                 cage = await engine.freeze(hold)
                 await dumping.dump()
@@ -206,7 +200,7 @@ async def test_pages_that_do_not_come_while_it_is_restored_end_the_restore(
     images = bench.images()
     async with (
         Tunnel() as tunnel,
-        engine.restoring(target.container.hold, images, pages=tunnel.target) as restoring,
+        engine.restoring(target.container.hold, images, after=tunnel.target) as restoring,
     ):
         tunnel.open.clear()
         async with engine.dumping(hold, images, lazy=True) as dumping:
@@ -240,7 +234,7 @@ async def held(restored):
 
 async def main(bundle, hold, images, stream):
     engine = Engine(bundle, notes=preflight.look(bundle).notes)
-    async with engine.restoring(hold, images, pages=stream) as restoring:
+    async with engine.restoring(hold, images, after=stream) as restoring:
         await restoring.restore(held)
         print("runs", flush=True)
         await restoring.arrived()

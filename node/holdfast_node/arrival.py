@@ -15,8 +15,8 @@ import asyncio
 import platform
 import shutil
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,13 @@ from typing import Final
 from holdfast_node import containers, layer, log, pair
 from holdfast_node.containers import Pod
 from holdfast_node.engine import Engine, Restoring
+from holdfast_node.frames import Frames
 from holdfast_node.landing import Landing, apply, lose
 from holdfast_node.lazy import PagesLost
 from holdfast_node.order import Memory, Move, Order, Phase
 from holdfast_node.pages import PART, Carrier, Needed
 from holdfast_node.pair import Expected
+from holdfast_node.threads import to_its_end
 from holdfast_node.transfer import Receiver
 from holdfast_node.tree import Place
 from holdfast_wire.errors import BadRequest, Forbidden, HoldfastError, NotFound
@@ -37,6 +39,7 @@ from holdfast_wire.errors import BadRequest, Forbidden, HoldfastError, NotFound
 Find = Callable[[str, str], Awaitable[Order]]
 Report = Callable[..., Awaitable[object]]
 _MEET_SECONDS: Final = 5.0  # between the two connections of one move
+_LAST_SECONDS: Final = 2.0  # for what is on its way when our end is closed
 # For the source to say that all is done, before the target does.
 _TOLD_TRIES: Final = 5
 _TOLD_SECONDS: Final = 2.0
@@ -59,37 +62,45 @@ class Arrivals:
         self._meetings: dict[tuple[str, bytes], _Meeting] = {}
 
     async def pages(self, receiver: Receiver) -> None:
-        """The handler of the connection that the memory comes by."""
+        """The handler of the connection that the memory comes by: the other has the use of it."""
         order = await self._ordered(receiver)
         meeting = self._meeting(order, receiver)
+        meeting.come.set_result(receiver)
         try:
             async with asyncio.timeout(_MEET_SECONDS):
-                end = await asyncio.shield(meeting.end)
+                await meeting.claimed.wait()
         except TimeoutError:
             raise NotFound(f"no memory is to come by {order.name}") from None
         finally:
             self._meetings.pop((order.uid, receiver.salt), None)
-        tagger = None if order.post_copy else receiver.keys.tagger(receiver.salt, PART)
-        await meeting.carry(receiver.alone(Carrier(receiver.link, end, tagger).run))
+        await receiver.lend(meeting.over)
 
     def _meeting(self, order: Move, receiver: Receiver) -> _Meeting:
         return self._meetings.setdefault((order.uid, receiver.salt), _Meeting())
 
-    @contextmanager
-    def _stream(self, order: Move, receiver: Receiver) -> Iterator[_Stream | None]:
-        """What the engine hears the source by, once the connection for it has come."""
-        if _memory(order, receiver) is Memory.IMAGES:
-            yield None
+    @asynccontextmanager
+    async def _stream(self, order: Move, receiver: Receiver) -> AsyncIterator[_Streams]:
+        """What the engine hears the source by."""
+        memory = _memory(order, receiver)
+        if memory is Memory.IMAGES:
+            yield _Streams()
             return
-        meeting = self._meeting(order, receiver)
-        ours, theirs = socket.socketpair()
-        meeting.end.set_result(theirs)
-        try:
-            yield _Stream(ours, meeting)
-        finally:
-            ours.close()
-            if self._meetings.pop((order.uid, receiver.salt), None) is not None:
-                theirs.close()
+        async with self._meeting(order, receiver).met(order) as other:
+            if memory is Memory.BEFORE:
+                tagger = receiver.keys.tagger(receiver.salt, PART)
+                yield _Streams(before=Frames(other.link, tagger))
+                return
+            ours, theirs = socket.socketpair()
+            carrying = asyncio.create_task(
+                to_its_end(Carrier(Frames(other.link), theirs).run, other.link.interrupt)
+            )
+            try:
+                yield _Streams(after=ours)
+            finally:
+                ours.close()
+                await asyncio.wait([carrying], timeout=_LAST_SECONDS)
+                carrying.cancel()
+                await asyncio.wait([carrying])
 
     async def _ordered(self, receiver: Receiver) -> Move:
         order = await self._find(receiver.about.get("namespace", ""), receiver.checkpoint)
@@ -106,8 +117,8 @@ class Arrivals:
         work.mkdir(parents=True, mode=0o700)
         with ExitStack() as until:
             try:
-                with self._stream(order, receiver) as stream:
-                    await self._arrive(receiver, order, pod, work, stream, until)
+                async with self._stream(order, receiver) as streams:
+                    await self._arrive(receiver, order, pod, work, streams, until)
             finally:
                 await asyncio.to_thread(shutil.rmtree, work, True)
         if order.post_copy:
@@ -119,23 +130,18 @@ class Arrivals:
         order: Move,
         pod: Pod,
         work: Path,
-        stream: _Stream | None,
+        streams: _Streams,
         until: ExitStack,
     ) -> None:
         parts, images = work / "parts", work / "images"
         images.mkdir(mode=0o700)
         places = layer.places_of(pod.hold, order.volumes)
-        pages = None if stream is None else stream.ours
         async with self._engine.restoring(
-            pod.hold, images, pages=pages, whole=not order.post_copy
+            pod.hold, images, before=streams.before, after=streams.after
         ) as restoring:
-
-            async def whole() -> None:
-                await restoring.whole()
-                if stream is not None and not order.post_copy:
-                    await stream.meeting.carried
-
-            landing = Landing(pod, order.session, parts, whole=whole, committed=receiver.committed)
+            landing = Landing(
+                pod, order.session, parts, whole=restoring.whole, committed=receiver.committed
+            )
             ahead = asyncio.create_task(_put_ahead(receiver, places))
             try:
                 manifest = await receiver.receive(parts)
@@ -183,29 +189,38 @@ class Arrivals:
         )
 
 
+@dataclass(frozen=True)
+class _Streams:
+    """As the engine takes them; none, if the memory is in the images."""
+
+    before: Frames | None = None
+    after: socket.socket | None = None
+
+
 class _Meeting:
-    """Of the two connections of one move."""
+    """Of the two connections of one move. That of the memory is the other's until that is done."""
 
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.end: asyncio.Future[socket.socket] = loop.create_future()
-        self.carried: asyncio.Future[None] = loop.create_future()  # all memory, and it is right
+        self.come: asyncio.Future[Receiver] = asyncio.get_running_loop().create_future()
+        self.claimed, self._done = asyncio.Event(), asyncio.Event()
 
-    async def carry(self, work: Awaitable[None]) -> None:
+    @asynccontextmanager
+    async def met(self, order: Move) -> AsyncIterator[Receiver]:
+        self.claimed.set()
         try:
-            await work
-        except BaseException as error:
-            why = error if isinstance(error, HoldfastError) else PagesLost("it was given up")
-            self.carried.set_exception(why)
-            self.carried.exception()  # nobody may be waiting
-            raise
-        self.carried.set_result(None)
+            yield await self._other(order)
+        finally:
+            self._done.set()
 
+    async def _other(self, order: Move) -> Receiver:
+        try:
+            async with asyncio.timeout(_MEET_SECONDS):
+                return await self.come
+        except TimeoutError:
+            raise NotFound(f"the connection for the memory of {order.name} did not come") from None
 
-@dataclass(frozen=True)
-class _Stream:
-    ours: socket.socket
-    meeting: _Meeting
+    async def over(self) -> None:
+        await self._done.wait()
 
 
 def _memory(order: Move, receiver: Receiver) -> Memory:

@@ -9,7 +9,7 @@ import socket
 import struct
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 # What is asked for: command, PID, address, size. The answer to a GET is the same, and then that
 # many bytes; to a CLOSE there is none.
@@ -17,10 +17,58 @@ MESSAGE: Final = struct.Struct("=IIQQ")
 GET, CLOSE = 1, 2
 CHUNK: Final = 1 << 20  # the most that is asked for at once
 _REQUESTS: Final = 64
+_CLOSE_SECONDS: Final = 5.0
 
 
 class Broken(Exception):
     """No more pages will come."""
+
+
+class Stream(Protocol):
+    """To the source; it does not wait. OSError, or a HoldfastError: it is broken."""
+
+    def fileno(self) -> int: ...
+
+    def send(self, data: bytearray) -> int:
+        """BlockingIOError: not now."""
+
+    def recv_into(self, view: memoryview) -> int:
+        """0: the source has ended. BlockingIOError: nothing has come."""
+
+    def tick(self) -> None:
+        """Called now and then."""
+
+    def patient(self) -> None:
+        """From here on it waits for a while."""
+
+    def finish(self, last: bytes) -> None:
+        """The last that is said; returns when the source has no more to say, if that matters."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A socket. Whoever carries what goes over it answers for it."""
+
+    socket: socket.socket
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def send(self, data: bytearray) -> int:
+        return self.socket.send(data)
+
+    def recv_into(self, view: memoryview) -> int:
+        return self.socket.recv_into(view)
+
+    def tick(self) -> None:
+        return
+
+    def patient(self) -> None:
+        self.socket.settimeout(_CLOSE_SECONDS)
+
+    def finish(self, last: bytes) -> None:
+        self.socket.sendall(last)
+        self.socket.shutdown(socket.SHUT_WR)
 
 
 class Buffer:
@@ -55,7 +103,7 @@ class Came:
 class Source:
     """What is asked of the source, and comes back in the order it was asked for."""
 
-    stream: socket.socket
+    stream: Stream
     out: bytearray = field(default_factory=bytearray)
     asked: deque[tuple[int, int, int, bool]] = field(default_factory=deque)  # as in Came
     head: memoryview = field(default_factory=lambda: memoryview(bytearray(MESSAGE.size)))

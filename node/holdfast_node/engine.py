@@ -25,7 +25,7 @@ from pathlib import Path
 
 from holdfast_wire.errors import HoldfastError, Internal, Unavailable
 
-from . import connections, containers, criu_rpc, devtty, failure, freezer, lazy, pager
+from . import asking, connections, containers, criu_rpc, devtty, failure, freezer, lazy, pager
 from .containers import Terminal
 from .criu_rpc import Answer, Kind
 from .entering import Entered, Place, enter
@@ -215,19 +215,25 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def restoring(
-        self, hold: int, images: Path, *, pages: socket.socket | None = None, whole: bool = False
+        self,
+        hold: int,
+        images: Path,
+        *,
+        before: asking.Stream | None = None,
+        after: socket.socket | None = None,
     ) -> AsyncIterator[Restoring]:
         """Makes ready to restore into hold's container, which has no session. `images` may be
-        filled until `restore` is called. `pages`, for images of a lazy dump: a stream to the
-        source's `serve`. It is taken. `whole`: all of them come before the tree runs. If not, leave
-        this only after `arrived`."""
+        filled until `restore` is called. For images of a lazy dump, a stream to the source's
+        `serve`: `before`, by which all memory comes before the tree runs; or `after`, which is
+        taken: then leave this only after `arrived`."""
         place = Place(hold, self._bundle, images, self._cgroups, self._also)
         async with contextlib.AsyncExitStack() as stack:
             entered = await stack.enter_async_context(enter(place, restoring=True))
             following = None
-            if pages is not None:
-                made = lazy.following(place, pages, whole=whole)
-                following = await stack.enter_async_context(made)
+            if before is not None:
+                following = await stack.enter_async_context(lazy.filling(place, before))
+            if after is not None:
+                following = await stack.enter_async_context(lazy.following(place, after))
             yield Restoring(entered, hold, self.freezer(hold), images, self._notes, following)
 
 

@@ -29,11 +29,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from holdfast_wire.errors import Permanent
+from holdfast_wire.errors import HoldfastError, Permanent
 
 from . import asking, containers, criu_rpc, entering, freezer, pager
 from .entering import Place
 from .freezer import Freezer
+from .pager import Pager
 from .uffd import PAGE
 
 STEP: Final = (252 << 10) & -PAGE  # with a message's head it is less than a link's chunk
@@ -112,13 +113,14 @@ def _memory(cage: Freezer, opened: contextlib.ExitStack) -> dict[int, int]:
 
 
 class Following:
-    """The pager of one restored tree."""
+    """The pager of one restored tree: `saying` is what it says in the end. `agent`: to it, if the
+    tree may run before."""
 
-    def __init__(self, agent: socket.socket, images: Path, *, whole: bool) -> None:
-        self._agent = agent
-        self._images = images
-        self.whole = whole
-        self._saying = asyncio.create_task(_hear(agent))
+    def __init__(
+        self, saying: asyncio.Task[bytes], images: Path, agent: socket.socket | None
+    ) -> None:
+        self._saying, self._images, self._agent = saying, images, agent
+        self.whole = agent is None  # it does not run before
 
     def expect(self) -> None:
         """Before CRIU restores: what will be missing, out of the images."""
@@ -150,16 +152,13 @@ class Following:
 
     def runs(self) -> None:
         """The tree is about to run: from here on the pager answers for it."""
-        with contextlib.suppress(OSError):  # `arrived` says why
-            self._agent.send(pager.RUNS)
+        if self._agent is not None:
+            with contextlib.suppress(OSError):  # `arrived` says why
+                self._agent.send(pager.RUNS)
 
     async def arrived(self) -> None:
         """Returns when the last page has come."""
         _tell(await asyncio.shield(self._saying))
-
-    async def leave(self) -> None:
-        self._saying.cancel()
-        await asyncio.wait([self._saying])
 
 
 async def _hear(agent: socket.socket) -> bytes:
@@ -174,27 +173,54 @@ def _tell(said: bytes) -> None:
 
 
 @contextlib.asynccontextmanager
-async def following(
-    place: Place, stream: socket.socket, *, whole: bool
-) -> AsyncIterator[Following]:
+async def following(place: Place, stream: socket.socket) -> AsyncIterator[Following]:
     """Takes the stream. If this is left before the last page has come, a tree that runs by then is
-    frozen for good. `whole`: it does not run before, and is killed."""
+    frozen for good."""
     agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     agent.setblocking(False)
     with contextlib.ExitStack() as unless:
         unless.callback(agent.close)  # if it is not even started, or not waited for
-        await _started(place, theirs, stream, whole)
+        await _started(place, theirs, stream)
         unless.pop_all()
-    made = Following(agent, place.images, whole=whole)
+    saying = asyncio.create_task(_hear(agent))
     try:
-        yield made
+        yield Following(saying, place.images, agent)
     finally:
-        await made.leave()
+        saying.cancel()
+        await asyncio.wait([saying])
 
 
-async def _started(place: Place, theirs: socket.socket, stream: socket.socket, whole: bool) -> None:
+@contextlib.asynccontextmanager
+async def filling(place: Place, stream: asking.Stream) -> AsyncIterator[Following]:
+    """The same for a tree that does not run before the last page has come. A thread does it: if the
+    agent goes, nothing is lost that the source has not got."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    with theirs, contextlib.ExitStack() as opened:
+        orders = replace(_orders(place, theirs, opened), join=[])
+        listening = opened.enter_context(pager.listen(orders.images))
+        filler = Pager(orders, listening, stream, None)
+        saying = asyncio.create_task(asyncio.to_thread(_fill, filler))
+        try:
+            yield Following(saying, place.images, None)
+        finally:
+            ours.close()  # it hears of it
+            await asyncio.wait([saying])
+
+
+def _fill(filler: Pager) -> bytes:
+    try:
+        filler.run()
+    except (asking.Broken, HoldfastError, OSError) as error:
+        return str(error).encode()
+    finally:
+        filler.give_up()
+    return pager.ARRIVED
+
+
+async def _started(place: Place, theirs: socket.socket, stream: socket.socket) -> None:
     with theirs, stream, contextlib.ExitStack() as opened:
-        orders = replace(_orders(place, theirs, stream, opened), whole=whole)
+        orders = replace(_orders(place, theirs, opened), stream=stream.fileno())
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-m", "holdfast_node.pager", orders.to_text(),
             pass_fds=[orders.agent, orders.stream, orders.images, *orders.join],
@@ -204,9 +230,7 @@ async def _started(place: Place, theirs: socket.socket, stream: socket.socket, w
             raise PagesLost("the pager could not be started", "see the agent's log")
 
 
-def _orders(
-    place: Place, agent: socket.socket, stream: socket.socket, opened: contextlib.ExitStack
-) -> pager.Orders:
+def _orders(place: Place, agent: socket.socket, opened: contextlib.ExitStack) -> pager.Orders:
     def take(path: Path, flags: int) -> int:
         fd = os.open(path, flags | os.O_CLOEXEC)
         opened.callback(os.close, fd)
@@ -215,7 +239,7 @@ def _orders(
     cage = freezer.of(place.hold, place.cgroups)
     return pager.Orders(
         agent=agent.fileno(),
-        stream=stream.fileno(),
+        stream=-1,
         images=take(place.images, os.O_RDONLY | os.O_DIRECTORY),
         join=[take(one / "cgroup.procs", os.O_WRONLY) for one in entering.cgroups(place)],
         hold=place.hold,

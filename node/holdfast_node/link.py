@@ -130,10 +130,14 @@ class Link:
         poller.register(self._socket, select.POLLIN)
         return bool(poller.poll(seconds * 1000))
 
-    # -- for one that cannot wait for the other side alone (pages.py)
+    # -- for one that cannot wait for the other side alone (frames.py)
 
     def unblock(self) -> None:
         self._socket.setblocking(False)
+
+    def block(self, seconds: float) -> None:
+        """What follows waits again, for so long."""
+        self._socket.settimeout(seconds)
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -14,10 +14,10 @@ watcher does nothing but wait. So:
   was killed, which is for somebody else to decide, for to hold that looks like the session's end.
 - the source is told that all has come only if the agent has said that the tree runs (RUNS).
 
-A tree that must be `whole` before it runs is simpler: it does not run before this has ended, and if
-this ends badly, it is killed.
+A tree that does not run before its last page has come needs no such guard, and no process: whoever
+holds it kills it if they do not come. There a thread of the agent does this (lazy.py, `filling`).
 
-Both are in the container's cgroups, and so outlive the agent.
+Both processes are in the container's cgroups, and so outlive the agent.
 
 What a fork, an mremap, an munmap or an madvise makes of what is missing the kernel tells, and lets
 none of them go on, nor a page be copied (EAGAIN), before it was read. In one thing it cannot be
@@ -47,7 +47,7 @@ from typing import Final
 from holdfast_wire.errors import HoldfastError
 
 from . import uffd
-from .asking import CHUNK, CLOSE, MESSAGE, Broken, Buffer, Came, Source
+from .asking import CHUNK, CLOSE, MESSAGE, Broken, Buffer, Came, Plain, Source, Stream
 from .containers import ending
 from .freezer import Freezer
 from .missing import Missing, Ranges, in_turn
@@ -71,7 +71,6 @@ _BUSY_SECONDS: Final = 0.2  # after somebody waited, little is asked for that no
 _RESTORED: Final = 0x52535446  # CRIU's word for: all processes are there, with their memory mapped
 _REASON: Final = 1 << 10  # bytes
 _LOOK_SECONDS: Final = 1.0
-_CLOSE_SECONDS: Final = 5.0
 _CLONE3: Final = 435  # the same number on every architecture
 _CLONE_FILES: Final = 0x400
 _PR_SET_NAME: Final = 15
@@ -89,7 +88,6 @@ class Orders:
     hold: int
     freezer: str
     unified: bool
-    whole: bool = False  # nothing runs before the last page has come
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -105,12 +103,14 @@ class Space:
 
 
 class Pager:
-    def __init__(self, orders: Orders, listening: socket.socket, runs: mmap.mmap) -> None:
+    def __init__(
+        self, orders: Orders, listening: socket.socket, stream: Stream, runs: mmap.mmap | None
+    ) -> None:
+        """`runs`: its first byte says that the agent has said so; None: nothing runs before the
+        last page has come."""
         self._orders = orders
         self._listening = listening
-        self._runs = runs  # its first byte: the agent has said so
-        stream = socket.socket(fileno=orders.stream)
-        stream.setblocking(False)
+        self._runs = runs
         self._source = Source(stream)
         self._early: list[Came] = []  # what came before it has a place
         self._hurried: set[tuple[int, int]] = set()  # PID, page: waited for, and asked for before
@@ -125,11 +125,15 @@ class Pager:
 
     def run(self) -> None:
         """Returns when no page is missing any more; Broken when one will not come."""
-        restorer = self._meet()
+        with self._waiting, self._meet() as restorer:
+            self._follow(restorer)
+
+    def _follow(self, restorer: socket.socket) -> None:
         self._waiting.register(self._source.stream, selectors.EVENT_READ)
         self._waiting.register(restorer, selectors.EVENT_READ)
         while not (self._restored and not self._spaces):
             ready = self._waiting.select(_LOOK_SECONDS)
+            self._source.stream.tick()
             for key, _ in ready:
                 if key.fileobj is restorer:
                     self._from_restorer(restorer)
@@ -146,9 +150,12 @@ class Pager:
     def _meet(self) -> socket.socket:
         self._waiting.register(self._orders.agent, selectors.EVENT_READ)
         self._waiting.register(self._listening, selectors.EVENT_READ)
-        while all(key.fileobj is not self._listening for key, _ in self._waiting.select()):
+        while all(
+            key.fileobj is not self._listening for key, _ in self._waiting.select(_LOOK_SECONDS)
+        ):
             if not self._from_agent():
                 raise Broken("the agent has left")
+            self._source.stream.tick()
         self._waiting.unregister(self._listening)
         restorer, _ = self._listening.accept()
         self._listening.close()
@@ -159,7 +166,7 @@ class Pager:
             else:
                 found.setdefault(pid, []).append((start, start + size))
         self._unasked = {pid: Ranges(ranges) for pid, ranges in found.items()}
-        piece = CHUNK if self._orders.whole else _PIECE
+        piece = CHUNK if self._runs is None else _PIECE
         self._turn.extend(in_turn(self._unasked, piece, CHUNK))
         return restorer
 
@@ -168,7 +175,7 @@ class Pager:
             said = os.read(self._orders.agent, 16)
         except BlockingIOError:
             return True
-        if said == RUNS:
+        if said == RUNS and self._runs is not None:
             self._runs[0] = 1
         return bool(said)
 
@@ -195,6 +202,7 @@ class Pager:
 
     def _add(self, space: Space) -> None:
         os.set_blocking(space.fd, False)
+        os.set_inheritable(space.fd, False)
         self._spaces.append(space)
         self._waiting.register(space.fd, selectors.EVENT_READ, space)
 
@@ -325,8 +333,8 @@ class Pager:
     def _at_once(self) -> int:
         """Bytes to ask for."""
         if not self._restored:
-            return _ASKED if self._orders.whole and len(self._early) * CHUNK < _EARLY else 0
-        if self._orders.whole:
+            return _ASKED if self._runs is None and len(self._early) * CHUNK < _EARLY else 0
+        if self._runs is None:
             return _ASKED_WHOLE
         busy = time.monotonic() - self._waited < _BUSY_SECONDS
         return _PIECE if busy else _ASKED
@@ -334,17 +342,27 @@ class Pager:
     def _close(self) -> None:
         """The source hears that it is not needed any more; it is not, whether it hears it or not.
         An agent that left before it said that the tree runs left that to the next."""
-        stream = self._source.stream
+        last = MESSAGE.pack(CLOSE, 0, 0, 0)
+        if self._runs is None:
+            self._say(last)
+            return
         os.set_blocking(self._orders.agent, True)
-        while not (self._orders.whole or self._runs[0]):
+        while not self._runs[0]:
             if not self._from_agent():
                 return
         with contextlib.suppress(OSError, Broken):
-            stream.settimeout(_CLOSE_SECONDS)
-            while self._source.asked:
-                self._source.read()
-            stream.sendall(self._source.out + MESSAGE.pack(CLOSE, 0, 0, 0))
-            stream.shutdown(socket.SHUT_WR)
+            self._say(last)
+
+    def _say(self, last: bytes) -> None:
+        self._source.stream.patient()
+        while self._source.asked:
+            self._source.read()
+        self._source.stream.finish(last)
+
+    def give_up(self) -> None:
+        """What is missing is zeros from here on, for whoever may still read it."""
+        for space in list(self._spaces):
+            os.close(space.fd)
 
 
 # -- the two processes -----------------------------------------------------------------------------
@@ -357,7 +375,9 @@ def watch(orders: Orders, listening: socket.socket) -> None:
     runs = mmap.mmap(-1, PAGE)
     child = _fork_sharing()
     if child == 0:
-        os._exit(_page(Pager(orders, listening, runs), said))
+        stream = socket.socket(fileno=orders.stream)
+        stream.setblocking(False)
+        os._exit(_page(Pager(orders, listening, Plain(stream), runs), said))
     _, status = os.waitpid(child, 0)
     if status == 0:
         with contextlib.suppress(OSError):
@@ -370,9 +390,7 @@ def watch(orders: Orders, listening: socket.socket) -> None:
 def _block(orders: Orders, why: bytes, *, freeze: bool) -> None:
     """A tree that does not run yet is the agent's or inside.py's to freeze or to kill."""
     cage = Freezer(Path(orders.freezer), orders.unified)
-    if orders.whole and cage.exists():
-        cage.kill()  # it did not run yet, and nobody has it but its source
-    elif cage.exists() and cage.members():
+    if cage.exists() and cage.members():
         _name(LOST)
         if freeze:
             with contextlib.suppress(HoldfastError):
@@ -434,6 +452,13 @@ def _read(folder: int, name: str) -> bytes:
         return file.read()
 
 
+def listen(images: int) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(f"/proc/self/fd/{images}/{LISTENS}")
+    listening.listen(1)
+    return listening
+
+
 def main() -> int:
     """Ends when the pager listens; that goes on without it."""
     orders = Orders(**json.loads(sys.argv[1]))
@@ -441,9 +466,7 @@ def main() -> int:
         os.write(fd, b"0")
     with contextlib.suppress(PermissionError):
         Path("/proc/self/oom_score_adj").write_text("-1000")
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listening.bind(f"/proc/self/fd/{orders.images}/{LISTENS}")
-    listening.listen(1)
+    listening = listen(orders.images)
     os.set_blocking(orders.agent, False)
     if os.fork() == 0:
         nothing = os.open(os.devnull, os.O_RDWR)

@@ -125,10 +125,16 @@ class Receiver:
     def salt(self) -> bytes:
         return self._salt
 
-    async def alone(self, work: Callable[[], None]) -> None:
-        """In the connection's thread, which says all that is to be said from here on."""
+    async def lend(self, over: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Another has the use of the link, and says all that is to be said, until `over`."""
         self.said = self.lost = True
-        await self.run(work)
+        waiting = asyncio.create_task(over())
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            self.link.interrupt()
+            await asyncio.wait([waiting])
+            raise
 
     async def watch(self) -> None:
         await self.link.watch()

@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 
-from holdfast_node import pages
+from holdfast_node import frames, pages
+from holdfast_node.frames import Frames
 from holdfast_node.link import CHUNK, Frame, Link, LinkLost, answer, dial
 from holdfast_node.pages import Asked, Carrier, Needed
 from holdfast_node.pair import Unfit
@@ -47,7 +48,7 @@ def links(tls: Contexts, pool: ThreadPoolExecutor) -> Iterator[Pair]:
 def carried(pool: ThreadPoolExecutor, link: Link) -> tuple[socket.socket, Future[None]]:
     ours, theirs = socket.socketpair()
     ours.settimeout(20)
-    return ours, pool.submit(Carrier(link, theirs).run)
+    return ours, pool.submit(Carrier(Frames(link), theirs).run)
 
 
 def everything(end: socket.socket) -> bytes:
@@ -119,8 +120,9 @@ def test_an_end_that_nobody_reads_any_more_ends_both(links: Pair, pool: ThreadPo
 def test_silence_ends_it_and_having_nothing_to_say_does_not(
     links: Pair, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(frames, "TICK", 0.05)
     monkeypatch.setattr(pages, "TICK", 0.05)
-    monkeypatch.setattr(pages, "SILENCE", 0.4)
+    monkeypatch.setattr(frames, "SILENCE", 0.4)
     (a, first), (b, second) = (carried(pool, link) for link in links)
     with a, b:
         time.sleep(1.0)
@@ -135,7 +137,7 @@ def test_silence_ends_it_and_having_nothing_to_say_does_not(
 def test_who_says_nothing_at_all_is_gone(
     links: Pair, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "SILENCE", 0.4)
+    monkeypatch.setattr(frames, "SILENCE", 0.4)
     a, first = carried(pool, links[0])
     with a, pytest.raises(LinkLost, match="nothing from"):
         first.result(10)
@@ -178,7 +180,7 @@ def test_what_is_asked_for_is_answered(
 ) -> None:
     ours, theirs = socket.socketpair()
     tagger = None if key is None else Poly1305(key)
-    carrying = pool.submit(Carrier(links[1], theirs, tagger).run)
+    carrying = pool.submit(Carrier(Frames(links[1], tagger), theirs).run)
     data = os.urandom(3_000_001)
     answering = pool.submit(answers, asked(links[0], pool, key), data)
     with ours:
@@ -191,7 +193,7 @@ def test_what_is_asked_for_is_answered(
 
 def test_memory_that_was_altered_is_refused(links: Pair, pool: ThreadPoolExecutor) -> None:
     ours, theirs = socket.socketpair()
-    carrying = pool.submit(Carrier(links[1], theirs, Poly1305(bytes(32))).run)
+    carrying = pool.submit(Carrier(Frames(links[1], Poly1305(bytes(32))), theirs).run)
     answering = pool.submit(answers, asked(links[0], pool, b"x" * 32), bytes(100_000))
     with ours:
         said(ours, b"page?")

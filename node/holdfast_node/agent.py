@@ -46,6 +46,7 @@ from holdfast_node.store import Peer
 from holdfast_node.stores import PEER, Others, Stores
 from holdfast_node.taking import Gone as GoneOn
 from holdfast_node.taking import settle
+from holdfast_node.threads import give_back
 from holdfast_node.transfer import connect
 from holdfast_wire.errors import BadRequest, HoldfastError, NotFound, Retry, Unavailable
 
@@ -155,7 +156,10 @@ class Agent:
         }
         if purpose not in handlers:
             raise BadRequest(f"this agent does not know what to do for a {purpose[:20]}")
-        await handlers[purpose](receiver)
+        try:
+            await handlers[purpose](receiver)
+        finally:
+            await asyncio.to_thread(give_back)
 
     # -- the store --------------------------------------------------------------------------------
 
@@ -228,8 +232,11 @@ class Agent:
         task.add_done_callback(lambda _task: self._under_way.pop(order.uid, None))
 
     async def _obey(self, order: Order) -> None:
-        with ExitStack() as until:
-            await self._obeyed(order, until)
+        try:
+            with ExitStack() as until:
+                await self._obeyed(order, until)
+        finally:
+            await asyncio.to_thread(give_back)
 
     async def _obeyed(self, order: Order, until: ExitStack) -> None:
         said = partial(self._report, order)

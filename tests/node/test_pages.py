@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 import ssl
 import time
@@ -169,7 +170,8 @@ def answers(source: Asked, data: bytes) -> bytes:
     assert source.read(question)
     for at in range(0, len(data), CHUNK):
         source.write(memoryview(data)[at : at + CHUNK])
-    assert not source.read(memoryview(bytearray(1)))
+    while source.read(memoryview(bytearray(1))):  # a pager says that it has done
+        pass
     source.end()
     return bytes(question)
 
@@ -200,6 +202,44 @@ def test_memory_that_was_altered_is_refused(links: Pair, pool: ThreadPoolExecuto
         with pytest.raises(Unfit, match="altered"):
             carrying.result(10)
         answering.result(10)
+
+
+def filled(frames: Frames, size: int) -> bytes:
+    """What a pager does: asks, takes that much, and has done."""
+    data = memoryview(bytearray(size))
+    assert frames.send(b"page?") == 5
+    got = 0
+    while got < size:
+        try:
+            got += frames.recv_into(data[got:])
+        except BlockingIOError:
+            select.select([frames], [], [])
+    frames.patient()
+    frames.finish(b"!")
+    return bytes(data)
+
+
+@pytest.mark.parametrize("key", [bytes(32), b"x" * 32], ids=["right", "altered"])
+def test_a_pager_has_done_when_all_was_found_right(
+    links: Pair, pool: ThreadPoolExecutor, key: bytes
+) -> None:
+    data = os.urandom(1_000_003)
+    answering = pool.submit(answers, asked(links[0], pool, key), data)
+    filling = pool.submit(filled, Frames(links[1], Poly1305(bytes(32))), len(data))
+    if key == bytes(32):
+        assert filling.result(10) == data
+    else:
+        with pytest.raises(Unfit, match="altered"):
+            filling.result(10)
+    links[1].interrupt()
+    answering.result(10)
+
+
+def test_more_than_was_asked_for_is_refused(links: Pair, pool: ThreadPoolExecutor) -> None:
+    filling = pool.submit(filled, Frames(links[1]), 10)
+    links[0].send(Frame.DATA, b"ten bytes.more")
+    with pytest.raises(BadRequest, match="more than was asked for"):
+        filling.result(10)
 
 
 async def test_a_source_that_is_not_asked_yet_says_that_it_is_there(

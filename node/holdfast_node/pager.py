@@ -311,6 +311,8 @@ class Pager:
             uffd.wake(space.fd, address, PAGE)
         elif failed == errno.EAGAIN:
             self._look(space)
+        elif failed == errno.ENOMEM and self._runs is None:
+            raise Broken("its container has no memory left for it")
         elif failed == errno.ENOMEM:  # the container is at its limit, and something in it must go
             time.sleep(_LOOK_SECONDS / 10)
         else:

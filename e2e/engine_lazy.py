@@ -10,15 +10,18 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from e2e import engine_kit as kit
 from e2e.engine_session import Session, Target
-from holdfast_node import containers, freezer
+from holdfast_node import asking, containers, freezer
 from holdfast_node.engine import Engine, Restored, Restoring
 from holdfast_node.lazy import PagesLost
+from holdfast_node.threads import to_its_end
 
 
 class Tunnel:
@@ -34,7 +37,7 @@ class Tunnel:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Tunnel:
-        for end in (self.source, self._near, self._far):
+        for end in (self._near, self._far):
             end.setblocking(False)
         self._tasks = [
             asyncio.create_task(self._carry(self._far, self._near)),
@@ -56,6 +59,13 @@ class Tunnel:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
 
+    def taken(self, whole: bool) -> dict[str, Any]:
+        """As the engine takes it: for pages that come before the tree runs, or after."""
+        if not whole:
+            return {"after": self.target}
+        self.target.setblocking(False)
+        return {"before": asking.Plain(self.target)}
+
     async def cut(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -67,6 +77,42 @@ class Tunnel:
         await self.cut()
         self.source.close()
         self.target.close()
+
+
+@dataclass
+class Stream:
+    """The source's end of it, for one thread."""
+
+    end_: socket.socket
+
+    def read(self, view: memoryview) -> bool:
+        while view:
+            try:
+                count = self.end_.recv_into(view)
+            except OSError as error:
+                raise PagesLost(str(error)) from error
+            if not count:
+                return False
+            view = view[count:]
+        return True
+
+    def write(self, view: memoryview) -> None:
+        try:
+            self.end_.sendall(view)
+        except OSError as error:
+            raise PagesLost(str(error)) from error
+
+    def end(self) -> None:
+        self.end_.shutdown(socket.SHUT_WR)
+
+    def interrupt(self) -> None:
+        with contextlib.suppress(OSError):
+            self.end_.shutdown(socket.SHUT_RDWR)
+
+
+def serves(engine: Engine, hold: int, tunnel: Tunnel) -> asyncio.Task[int]:
+    stream = Stream(tunnel.source)
+    return asyncio.create_task(to_its_end(partial(engine.serve, hold, stream), stream.interrupt))
 
 
 class Late(Target):
@@ -85,7 +131,7 @@ class Lazily:
 
     restoring: Restoring
     tunnel: Tunnel
-    serving: asyncio.Task[None]
+    serving: asyncio.Task[int]
     cage: freezer.Freezer
     there: freezer.Freezer
     dump_seconds: float
@@ -108,13 +154,15 @@ class Lazily:
 
 @asynccontextmanager
 async def lazily(
-    engine: Engine, session: Session, target: Target, images: Path
+    engine: Engine, session: Session, target: Target, images: Path, *, whole: bool = False
 ) -> AsyncIterator[Lazily]:
+    """`whole`: the pages come before it runs."""
     hold = session.container.hold
     async with (
         Tunnel() as tunnel,
-        engine.restoring(target.container.hold, images, pages=tunnel.target) as restoring,
+        engine.restoring(target.container.hold, images, **tunnel.taken(whole)) as restoring,
     ):
+        target.whole = restoring.whole
         if isinstance(target, Late):
             target.tunnel = tunnel
         async with engine.dumping(hold, images, lazy=True) as dumping:
@@ -124,7 +172,7 @@ async def lazily(
             await dumping.dump()
         assert cage.frozen()
         dump_seconds = time.monotonic() - began
-        serving = asyncio.create_task(engine.serve(hold, tunnel.source))
+        serving = serves(engine, hold, tunnel)
         try:
             await restoring.restore(target.held)
             freeze_seconds = time.monotonic() - began

@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -85,6 +85,7 @@ class Target:
         self.cut: tuple[tuple[str, str], ...] = ()
         self.typist: kit.Typist
         self.waited = 0.0
+        self.whole: Callable[[], Awaitable[None]] | None = None  # of memory that comes first
 
     async def held(self, restored: Restored) -> None:
         tree = freezer.descendants(restored.keeper)
@@ -101,6 +102,8 @@ class Target:
             raise Refusal
         request = f"adopt {restored.keeper_inside} {restored.command_inside} /dev/pts/0"
         assert self.container.ask(request, restored.terminal.master) == {"ok": True}
+        if self.whole is not None:
+            await self.whole()
 
 
 def _run_time(pid: int) -> str:

@@ -33,6 +33,21 @@ async def test_memory_follows_the_session(bench: kit.Lab, engine: Engine) -> Non
     await eventually(lambda: pagers() == [])
 
 
+async def test_memory_comes_before_the_session_runs(bench: kit.Lab, engine: Engine) -> None:
+    session, digest = heap(bench, 256)
+    target = Target(bench.container("b"))
+    async with lazily(engine, session, target, bench.images(), whole=True) as move:
+        assert move.tunnel.carried > 256 << 20
+        assert await move.serving > 256 << 20
+        await eventually(lambda: pagers() == [])
+        assert not pager.coming(move.there)
+        await move.tunnel.cut()
+        move.cage.kill()
+        await move.restoring.arrived()
+    target.typist.type("\n")
+    target.typist.until(f"again={digest}", 30)
+
+
 async def test_what_is_not_there_is_waited_for(bench: kit.Lab, engine: Engine) -> None:
     """It runs, and stops at the first page that it touches and that has not come."""
     session, digest = heap(bench, 64)

@@ -13,7 +13,7 @@ import pytest
 
 from e2e import engine_kit as kit
 from e2e.cluster.places import REPOSITORY
-from e2e.engine_lazy import Late, Lazily, Tunnel, heap, lazily, pagers
+from e2e.engine_lazy import Late, Lazily, Tunnel, heap, lazily, pagers, serves
 from e2e.engine_session import Refusal, Session, Target, bench, engine, eventually, node, tidy
 from e2e.test_engine_faults import plant
 from holdfast_node import containers, pager
@@ -108,6 +108,36 @@ os.write(pipe[1], memoryview(heap)[200 << 20:][:4096])
     await eventually(lambda: target.container.pids() == [])
 
 
+async def test_memory_that_does_not_all_come_before_it_runs_harms_nobody(
+    bench: kit.Lab, engine: Engine
+) -> None:
+    session, digest = heap(bench, 256)
+    there, images, hold = bench.container("b"), bench.images(), session.container.hold
+    target = Target(there)
+    async with Tunnel() as tunnel:
+        tunnel.delay = 0.02
+        async with engine.restoring(there.hold, images, **tunnel.taken(True)) as restoring:
+            target.whole = restoring.whole
+            async with engine.dumping(hold, images, lazy=True) as dumping:
+                cage = await engine.freeze(hold)
+                await dumping.dump()
+            serving = serves(engine, hold, tunnel)
+            restored = asyncio.create_task(restoring.restore(target.held))
+            await eventually(lambda: tunnel.carried > 32 << 20)
+            await tunnel.cut()
+            with pytest.raises(PagesLost):
+                await restored
+            with pytest.raises(PagesLost):
+                await serving
+        await eventually(lambda: there.pids() == [] and pagers() == [])
+    assert not pager.coming(engine.freezer(there.hold))
+    assert cage.frozen()
+    target.typist.close()
+    cage.thaw()
+    session.typist.type("\n")
+    session.typist.until(f"again={digest}", 30)
+
+
 async def test_a_move_that_is_given_up_before_it_runs_harms_nobody(
     bench: kit.Lab, engine: Engine
 ) -> None:
@@ -118,11 +148,11 @@ async def test_a_move_that_is_given_up_before_it_runs_harms_nobody(
     images = bench.images()
     async with Tunnel() as tunnel:
         refusing.tunnel = tunnel
-        async with engine.restoring(there.hold, images, pages=tunnel.target) as restoring:
+        async with engine.restoring(there.hold, images, after=tunnel.target) as restoring:
             async with engine.dumping(hold, images, lazy=True) as dumping:
                 cage = await engine.freeze(hold)
                 await dumping.dump()
-            serving = asyncio.create_task(engine.serve(hold, tunnel.source))
+            serving = serves(engine, hold, tunnel)
             with pytest.raises(Refusal):
                 await restoring.restore(refusing.held)
         tunnel.open.set()
@@ -170,7 +200,7 @@ async def test_pages_that_do_not_come_while_it_is_restored_end_the_restore(
     images = bench.images()
     async with (
         Tunnel() as tunnel,
-        engine.restoring(target.container.hold, images, pages=tunnel.target) as restoring,
+        engine.restoring(target.container.hold, images, after=tunnel.target) as restoring,
     ):
         tunnel.open.clear()
         async with engine.dumping(hold, images, lazy=True) as dumping:
@@ -204,7 +234,7 @@ async def held(restored):
 
 async def main(bundle, hold, images, stream):
     engine = Engine(bundle, notes=preflight.look(bundle).notes)
-    async with engine.restoring(hold, images, pages=stream) as restoring:
+    async with engine.restoring(hold, images, after=stream) as restoring:
         await restoring.restore(held)
         print("runs", flush=True)
         await restoring.arrived()
@@ -228,7 +258,7 @@ async def test_an_agent_that_is_killed_leaves_it_frozen_and_blocked(
         async with engine.dumping(hold, images, lazy=True) as dumping:
             cage = await engine.freeze(hold)
             await dumping.dump()
-        serving = asyncio.create_task(engine.serve(hold, tunnel.source))
+        serving = serves(engine, hold, tunnel)
         words = [str(bench.bundle), str(target.hold), str(images), str(tunnel.target.fileno())]
         agent = await asyncio.create_subprocess_exec(
             sys.executable, "-c", AGENT, *words, when,

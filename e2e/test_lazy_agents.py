@@ -1,5 +1,5 @@
-"""Post-copy between whole agents over real TLS, as in test_keep_agents.py: a session runs before
-its memory has come, and what becomes of it if that never does."""
+"""Memory between whole agents over real TLS, as in test_keep_agents.py: from process to process,
+before a session runs or, with post-copy, after; and what becomes of it if that never comes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from e2e.engine_session import Session, bench, engine, eventually, node, tidy
 from e2e.test_keep_agents import MOVE, Cluster, cluster, keys, pods
 from holdfast_node import freezer, pager, pages
 from holdfast_node.engine import Engine
+from holdfast_wire.errors import HoldfastError
 
 __all__ = ["bench", "cluster", "engine", "keys", "node", "pods", "tidy"]  # fixtures
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
-LAZY = MOVE | {"memory": "PostCopy", "deadlineSeconds": 60}
+COPIED = MOVE | {"deadlineSeconds": 60}
+LAZY = COPIED | {"memory": "PostCopy"}
+MEMORY = "holdfast.dev/agent-memory"
 SIZE = 200  # MiB
 
 
@@ -58,8 +61,10 @@ class Wire:
                 await writer.drain()
         writer.close()
 
-    def cut(self) -> None:
-        for writer in self._open:
+    def cut(self, connection: int | None = None) -> None:
+        """One of them, in the order they came, or all."""
+        both = slice(None) if connection is None else slice(2 * connection, 2 * connection + 2)
+        for writer in self._open[both]:
             writer.transport.abort()
 
     async def close(self) -> None:
@@ -97,6 +102,50 @@ def phase(cluster: Cluster) -> str:
 
 def dead(container: kit.Container) -> bool:
     return freezer.children(container.hold) == []
+
+
+@pytest.mark.parametrize("can", [True, False])
+async def test_all_memory_comes_before_it_runs(
+    cluster: Cluster, bench: kit.Lab, pods: Pods, can: bool
+) -> None:
+    """From process to process or, where a node cannot, in files."""
+    session, digest, target = big(bench, pods)
+    api, by_then = cluster.api, list[int]()
+    async with cluster.agent("a"), cluster.agent("b"), wired(cluster) as wire:
+        if not can:
+            api.objects["nodes", "", "b"]["metadata"]["annotations"][MEMORY] = "Copy"
+        pods.there.seen = {"commit": lambda: by_then.extend(wire.carried)}
+        api.put("build-2-1", "a", COPIED)
+        moved = await api.over("build-2-1")
+        assert moved["phase"] == "Complete", moved
+        assert len(by_then) == 1 + can
+        assert by_then[-1] > SIZE << 20
+        assert SIZE << 20 < moved["sizeBytes"] < SIZE << 21
+        await eventually(lambda: dead(session.container))
+        with typist(target) as second:
+            second.type("\n")
+            assert second.until("again=" + digest, 60)
+        await eventually(lambda: pagers() == [] and cluster.left_over() == [])
+    assert pods.here.asked[0] == {"do": "park", "to": POD_B}
+    assert pods.there.words == ["commit"]
+
+
+@pytest.mark.parametrize("connection", [0, 1])
+async def test_a_link_that_is_lost_before_all_memory_came_costs_nothing(
+    cluster: Cluster, bench: kit.Lab, pods: Pods, connection: int
+) -> None:
+    session, digest, target = big(bench, pods)
+    async with cluster.agent("a"), cluster.agent("b"), wired(cluster) as wire:
+        pods.here.seen = {"seal": lambda: setattr(wire, "delay", 0.002)}
+        cluster.api.put("build-2-1", "a", COPIED)
+        await eventually(lambda: len(wire.carried) > 1 and wire.carried[1] > SIZE << 18)
+        wire.cut(connection)
+        assert (await cluster.api.over("build-2-1"))["phase"] == "Failed"
+        await eventually(lambda: dead(target) and pagers() == [])
+    assert pods.there.words == []
+    assert pods.here.words[-1] == "unpark"
+    session.typist.type("\n")
+    assert session.typist.until("again=" + digest, 60)
 
 
 async def test_it_runs_before_its_memory_has_come(
@@ -212,7 +261,7 @@ async def test_nobody_else_gets_the_memory(cluster: Cluster) -> None:
         cluster.api.put("other", "nobody", LAZY)
         tls = first._settings.tls(ssl.Purpose.SERVER_AUTH)
         address = await first._address("b")
-        async with pages.carried(address, tls, "other", "team", bytes(32)) as stream:
-            stream.setblocking(False)
-            loop = asyncio.get_running_loop()
-            assert await asyncio.wait_for(loop.sock_recv(stream, 1), 20) == b""
+        async with pages.asked(address, tls, "other", "team", bytes(32), None) as asked:
+            asking = asked.run(lambda: asked.read(memoryview(bytearray(1))))
+            with pytest.raises(HoldfastError, match="no memory is to come"):
+                await asyncio.wait_for(asking, 20)

@@ -207,15 +207,17 @@ RETRY = 75  # the client's word for: not known to be done
 
 # -- room, link, nodes ----------------------------------------------------------------------------
 
-HEAVY = "import os\nheap = os.urandom(int(64e6))\n" + WALKER
+OWN = "import os\nheap = os.urandom(int(64e6))\n"
+# Memory that processes share is dumped into files.
+TOGETHER = OWN + "import mmap\nheld = mmap.mmap(-1, len(heap))\nheld.write(heap)\n"
 
 
-def heavy(lab: Lab, name: str, **options: Any) -> Session:
+def heavy(lab: Lab, name: str, heap: str = OWN, **options: Any) -> Session:
     """Its memory takes a while to go over, and does not compress."""
     (SHARED / name).unlink(missing_ok=True)
     session = lab.session(
-        name, "python3", "-c", HEAVY, f"/shared/{name}", "0.05", node=lab.away(), **shared(),
-        **options,
+        name, "python3", "-c", heap + WALKER, f"/shared/{name}", "0.05", node=lab.away(),
+        **shared(), **options,
     )  # fmt: skip
     until(lambda: len(session.marks()) > 3, f"{name} counts")
     return session
@@ -241,7 +243,7 @@ def resize(agent: int, size: str) -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_no_room_for_the_image(lab: Lab, side: str) -> None:
-    session = heavy(lab, f"large-{side}")
+    session = heavy(lab, f"large-{side}", TOGETHER)
     node = session.node if side == "source" else other(session.node)
     with little_room(lab, node) as agent:
         ask(session)

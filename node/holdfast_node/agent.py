@@ -37,7 +37,7 @@ from holdfast_node.engine import Engine
 from holdfast_node.keeping import Keeping
 from holdfast_node.landing import lose
 from holdfast_node.lazy import PagesLost
-from holdfast_node.order import Bring, Keep, Left, Move, Order, Phase, read, status
+from holdfast_node.order import Bring, Keep, Left, Memory, Move, Order, Phase, read, status
 from holdfast_node.pair import Keys
 from holdfast_node.receiving import Handler, Receiver, serve
 from holdfast_node.settings import Bucket, Settings
@@ -46,6 +46,7 @@ from holdfast_node.store import Peer
 from holdfast_node.stores import PEER, Others, Stores
 from holdfast_node.taking import Gone as GoneOn
 from holdfast_node.taking import settle
+from holdfast_node.threads import give_back
 from holdfast_node.transfer import connect, told
 from holdfast_wire.errors import BadRequest, HoldfastError, NotFound, Retry, Unavailable
 
@@ -141,7 +142,7 @@ class Agent:
             "annotations": {
                 target.ADDRESS: f"{settings.address}:{settings.port}",
                 f"{PREFIX}agent-problems": "; ".join(self._can.problems) or None,
-                f"{PREFIX}agent-memory": "PostCopy" if self._can.follows else "Copy",
+                target.MEMORY: target.FOLLOWS if self._can.follows else "Copy",
                 target.CPU: cpu.told(self._features),
             },
         }
@@ -173,7 +174,10 @@ class Agent:
         }
         if purpose not in handlers:
             raise BadRequest(f"this agent does not know what to do for a {purpose[:20]}")
-        await handlers[purpose](receiver)
+        try:
+            await handlers[purpose](receiver)
+        finally:
+            await asyncio.to_thread(give_back)
 
     # -- the store --------------------------------------------------------------------------------
 
@@ -247,8 +251,11 @@ class Agent:
         task.add_done_callback(lambda _task: self._under_way.pop(order.uid, None))
 
     async def _obey(self, order: Order) -> None:
-        with ExitStack() as until:
-            await self._obeyed(order, until)
+        try:
+            with ExitStack() as until:
+                await self._obeyed(order, until)
+        finally:
+            await asyncio.to_thread(give_back)
 
     async def _obeyed(self, order: Order, until: ExitStack) -> None:
         said = partial(self._report, order)
@@ -307,19 +314,27 @@ class Agent:
                 said,
                 lambda: until.enter_context(self._needed.now()),
             )
-            address = await self._address(order.target_node, self._features)
+            to = await target.look(self._kube, order.target_node, self._features)
+            how = self._memory(order, to)
             tls = self._settings.tls(ssl.Purpose.SERVER_AUTH)
-            about = {"namespace": order.namespace, "for": "move"}
+            about = {"namespace": order.namespace, "for": "move", "memory": how}
             async with (
-                connect(address, tls, self._keys, order.name, about) as sender,
+                connect(to.address, tls, self._keys, order.name, about) as sender,
                 told(sender.progress, partial(self._sent, order)),
             ):
-                if not order.post_copy:
+                if how is Memory.IMAGES:
                     return await departure.run(sender)
-                async with pages.carried(
-                    address, tls, order.name, order.namespace, sender.salt
-                ) as stream:
-                    return await departure.run(sender, stream)
+                tagger = self._keys.tagger(sender.salt, pages.PART)
+                async with pages.asked(
+                    to.address, tls, order.name, order.namespace, sender.salt,
+                    None if order.post_copy else tagger,
+                ) as asked:  # fmt: skip
+                    return await departure.run(sender, asked)
+
+    def _memory(self, order: Move, to: target.Target) -> Memory:
+        if order.post_copy:
+            return Memory.AFTER
+        return Memory.BEFORE if self._can.follows and to.follows else Memory.IMAGES
 
     async def _sent(self, order: Order, count: int) -> None:
         body = {"status": {"sentBytes": count}}
@@ -342,8 +357,8 @@ class Agent:
         async with spooled(self._spool, f"bringing-{order.uid}") as work:
             await bringing.bring(order, self._engine, self._features, work, self._stores.get)
 
-    async def _address(self, node: str, features: tuple[str, ...] | None = None) -> tuple[str, int]:
-        return await target.address(self._kube, node, features)
+    async def _address(self, node: str) -> tuple[str, int]:
+        return (await target.look(self._kube, node, None)).address
 
     async def _find(self, namespace: str, name: str) -> Order:
         item = await self._kube.get(CHECKPOINTS, namespace, name) if namespace and name else None

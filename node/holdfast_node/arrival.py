@@ -2,8 +2,9 @@
 
     greet ─ look the order up ─ receive ─ verify ─ land (landing.py)
 
-With post-copy it runs when it has landed, and this goes on until its last page has come. The pages
-have a connection of their own, which is bound to the first by its salt.
+Its memory has a connection of its own, which is bound to the first by its salt, and comes when all
+else is there: page by page, before it runs. With post-copy it runs when it has landed, and this
+goes on until its last page has come.
 
 What is received is bound to the order that the API has, never to what the other agent says of it.
 """
@@ -14,8 +15,9 @@ import asyncio
 import platform
 import shutil
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,18 +25,21 @@ from typing import Final
 from holdfast_node import containers, layer, log, pair
 from holdfast_node.containers import Pod
 from holdfast_node.engine import Engine, Restoring
+from holdfast_node.frames import Frames
 from holdfast_node.landing import Landing, apply, lose
 from holdfast_node.lazy import PagesLost
-from holdfast_node.order import Move, Order, Phase
-from holdfast_node.pages import Carrier, Needed
+from holdfast_node.order import Memory, Move, Order, Phase
+from holdfast_node.pages import PART, Carrier, Needed
 from holdfast_node.pair import Expected
+from holdfast_node.threads import to_its_end
 from holdfast_node.transfer import Receiver
 from holdfast_node.tree import Place
-from holdfast_wire.errors import Forbidden, HoldfastError, NotFound
+from holdfast_wire.errors import BadRequest, Forbidden, HoldfastError, NotFound
 
 Find = Callable[[str, str], Awaitable[Order]]
 Report = Callable[..., Awaitable[object]]
 _MEET_SECONDS: Final = 5.0  # between the two connections of one move
+_LAST_SECONDS: Final = 2.0  # for what is on its way when our end is closed
 # For the source to say that all is done, before the target does.
 _TOLD_TRIES: Final = 5
 _TOLD_SECONDS: Final = 2.0
@@ -54,38 +59,48 @@ class Arrivals:
         self._node, self._engine, self._features = node, engine, features
         self._work, self._find = work, find
         self._report, self._needed = report, needed
-        self._ends: dict[tuple[str, bytes], asyncio.Future[socket.socket]] = {}
+        self._meetings: dict[tuple[str, bytes], _Meeting] = {}
 
     async def pages(self, receiver: Receiver) -> None:
-        """The handler of the connection that the memory comes by."""
+        """The handler of the connection that the memory comes by: the other has the use of it."""
         order = await self._ordered(receiver)
+        meeting = self._meeting(order, receiver)
+        meeting.come.set_result(receiver)
         try:
             async with asyncio.timeout(_MEET_SECONDS):
-                end = await asyncio.shield(self._end(order, receiver))
+                await meeting.claimed.wait()
         except TimeoutError:
             raise NotFound(f"no memory is to come by {order.name}") from None
         finally:
-            self._ends.pop((order.uid, receiver.salt), None)
-        await receiver.alone(Carrier(receiver.link, end).run)
+            self._meetings.pop((order.uid, receiver.salt), None)
+        await receiver.lend(meeting.over)
 
-    def _end(self, order: Move, receiver: Receiver) -> asyncio.Future[socket.socket]:
-        made: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
-        return self._ends.setdefault((order.uid, receiver.salt), made)
+    def _meeting(self, order: Move, receiver: Receiver) -> _Meeting:
+        return self._meetings.setdefault((order.uid, receiver.salt), _Meeting())
 
-    @contextmanager
-    def _stream(self, order: Move, receiver: Receiver) -> Iterator[socket.socket | None]:
-        """What the engine hears the source by, once the connection for it has come."""
-        if not order.post_copy:
-            yield None
+    @asynccontextmanager
+    async def _stream(self, order: Move, receiver: Receiver) -> AsyncIterator[_Streams]:
+        """What the engine hears the source by."""
+        memory = _memory(order, receiver)
+        if memory is Memory.IMAGES:
+            yield _Streams()
             return
-        ours, theirs = socket.socketpair()
-        self._end(order, receiver).set_result(theirs)
-        try:
-            yield ours
-        finally:
-            ours.close()
-            if self._ends.pop((order.uid, receiver.salt), None) is not None:
-                theirs.close()
+        async with self._meeting(order, receiver).met(order) as other:
+            if memory is Memory.BEFORE:
+                tagger = receiver.keys.tagger(receiver.salt, PART)
+                yield _Streams(before=Frames(other.link, tagger))
+                return
+            ours, theirs = socket.socketpair()
+            carrying = asyncio.create_task(
+                to_its_end(Carrier(Frames(other.link), theirs).run, other.link.interrupt)
+            )
+            try:
+                yield _Streams(after=ours)
+            finally:
+                ours.close()
+                await asyncio.wait([carrying], timeout=_LAST_SECONDS)
+                carrying.cancel()
+                await asyncio.wait([carrying])
 
     async def _ordered(self, receiver: Receiver) -> Move:
         order = await self._find(receiver.about.get("namespace", ""), receiver.checkpoint)
@@ -102,8 +117,8 @@ class Arrivals:
         work.mkdir(parents=True, mode=0o700)
         with ExitStack() as until:
             try:
-                with self._stream(order, receiver) as pages:
-                    await self._arrive(receiver, order, pod, work, pages, until)
+                async with self._stream(order, receiver) as streams:
+                    await self._arrive(receiver, order, pod, work, streams, until)
             finally:
                 await asyncio.to_thread(shutil.rmtree, work, True)
         if order.post_copy:
@@ -115,14 +130,18 @@ class Arrivals:
         order: Move,
         pod: Pod,
         work: Path,
-        pages: socket.socket | None,
+        streams: _Streams,
         until: ExitStack,
     ) -> None:
         parts, images = work / "parts", work / "images"
         images.mkdir(mode=0o700)
         places = layer.places_of(pod.hold, order.volumes)
-        landing = Landing(pod, order.session, parts, committed=receiver.committed)
-        async with self._engine.restoring(pod.hold, images, pages=pages) as restoring:
+        async with self._engine.restoring(
+            pod.hold, images, before=streams.before, after=streams.after
+        ) as restoring:
+            landing = Landing(
+                pod, order.session, parts, whole=restoring.whole, committed=receiver.committed
+            )
             ahead = asyncio.create_task(_put_ahead(receiver, places))
             try:
                 manifest = await receiver.receive(parts)
@@ -168,6 +187,51 @@ class Arrivals:
             features=self._features,
             target_pod=order.target_pod,
         )
+
+
+@dataclass(frozen=True)
+class _Streams:
+    """As the engine takes them; none, if the memory is in the images."""
+
+    before: Frames | None = None
+    after: socket.socket | None = None
+
+
+class _Meeting:
+    """Of the two connections of one move. That of the memory is the other's until that is done."""
+
+    def __init__(self) -> None:
+        self.come: asyncio.Future[Receiver] = asyncio.get_running_loop().create_future()
+        self.claimed, self._done = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def met(self, order: Move) -> AsyncIterator[Receiver]:
+        self.claimed.set()
+        try:
+            yield await self._other(order)
+        finally:
+            self._done.set()
+
+    async def _other(self, order: Move) -> Receiver:
+        try:
+            async with asyncio.timeout(_MEET_SECONDS):
+                return await self.come
+        except TimeoutError:
+            raise NotFound(f"the connection for the memory of {order.name} did not come") from None
+
+    async def over(self) -> None:
+        await self._done.wait()
+
+
+def _memory(order: Move, receiver: Receiver) -> Memory:
+    """As the source has it, which looked whether this node can; after it runs only if ordered."""
+    try:
+        said = Memory(receiver.about.get("memory", ""))
+    except ValueError:
+        raise BadRequest("the other agent does not say how the memory comes") from None
+    if (said is Memory.AFTER) != order.post_copy:
+        raise Forbidden(f"memory is not to come {said} the session by {order.name}")
+    return said
 
 
 async def _put_ahead(receiver: Receiver, places: dict[str, Place]) -> None:

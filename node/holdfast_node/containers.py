@@ -45,7 +45,7 @@ class Terminal:
 
 def find(pod_uid: str) -> Pod:
     """The running session pod with that UID; NotFound when it is not on this node, or not up."""
-    firsts = [pid for pid in _pids() if _is_first(pid) and _pod_of(pid) == pod_uid]
+    firsts = [pid for pid in _pids() if _in_pod(pid, pod_uid) and _is_first(pid)]
     hold = next((pid for pid in firsts if _is_hold(arguments(pid))), None)
     if hold is None:
         raise NotFound(f"no session runs in pod {pod_uid} on this node")
@@ -154,9 +154,7 @@ def _slave(keeper: int, number: int) -> str:
 
 
 def _pids() -> Iterator[int]:
-    for entry in PROC.iterdir():
-        if entry.name.isdigit():
-            yield int(entry.name)
+    return (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
 
 
 def _is_first(pid: int) -> bool:
@@ -167,12 +165,16 @@ def _is_first(pid: int) -> bool:
     return len(numbers) > 1 and numbers[-1] == "1"
 
 
-def _pod_of(pid: int) -> str | None:
+def _in_pod(pid: int, pod_uid: str) -> bool:
+    """Asked of every process on the node, and while a session stands still."""
     try:
-        found = freezer.memberships((PROC / str(pid) / "cgroup").read_text())
+        text = Path(f"/proc/{pid}/cgroup").read_text()
     except OSError:
-        return None
-    return next((uid for one in found if (uid := freezer.pod_uid(one.path))), None)
+        return False
+    if pod_uid not in text.replace("_", "-"):
+        return False
+    found = freezer.memberships(text)
+    return pod_uid == next((uid for one in found if (uid := freezer.pod_uid(one.path))), None)
 
 
 def _is_hold(words: list[str]) -> bool:

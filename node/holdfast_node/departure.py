@@ -1,20 +1,25 @@
 """A session leaves this node: the source's half of a move.
 
-    dial ─ taken as it stands (taking.py), sent on the way ─ outcome ─ kill
-                 └───────────── on any failure: settle ─────────────┘
+    dial twice ─ taken as it stands (taking.py), but for the memory ─ serve ─ outcome ─ kill
+                      └─────────────────── on any failure: settle ──────────────────┘
 
-With post-copy its memory stays here, frozen, and follows when the session runs there:
+Its memory stays here, frozen, and goes from there straight into the processes of the target, which
+asks for it. With post-copy the session runs there meanwhile:
 
     dial twice ─ taken, but for the memory ─ serve ─────────────── all came ─ kill
                                                └ sent ─ outcome ─┘
+
+Where one of the two nodes cannot do so, CRIU writes the memory into files, like all the rest, and
+they are sent while it writes them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from holdfast_node import containers
@@ -22,6 +27,7 @@ from holdfast_node.containers import Pod
 from holdfast_node.engine import Dumping, Engine
 from holdfast_node.lazy import PagesLost
 from holdfast_node.order import Left, Move, Phase
+from holdfast_node.pages import Asked
 from holdfast_node.taking import Gone, Taking
 from holdfast_node.transfer import Sender
 
@@ -43,11 +49,11 @@ class Departure:
         self._images = work / "images"
         self._report, self._needed = report, needed
 
-    async def run(self, sender: Sender, pages: socket.socket | None = None) -> Left:
+    async def run(self, sender: Sender, pages: Asked | None = None) -> Left:
         """Returns when the session has gone on elsewhere, and nothing of it is needed here any
         more. Whatever it raises, it runs on here, if it ever stopped; `Gone` if it failed and has
         gone on elsewhere all the same, and PagesLost if some of its memory did not follow it.
-        `pages`: a stream to the target for the memory that follows."""
+        `pages`: to the target, for its memory."""
         pod = containers.find(self._order.source_pod)
         self._images.mkdir(parents=True, mode=0o700)
         taking = Taking(self._order, self._engine, self._images, sender)
@@ -56,9 +62,7 @@ class Departure:
             await asyncio.to_thread(taking.cage.kill)
         return left
 
-    async def _go(
-        self, sender: Sender, taking: Taking, pod: Pod, pages: socket.socket | None
-    ) -> Left:
+    async def _go(self, sender: Sender, taking: Taking, pod: Pod, pages: Asked | None) -> Left:
         try:
             async with self._engine.dumping(
                 pod.hold, self._images, lazy=pages is not None
@@ -66,20 +70,21 @@ class Departure:
                 await self._take(taking, pod, dumping)
                 if pages is None:
                     return await self._arrival(sender, taking)
-            self._needed()
-            return await self._follow(sender, taking, pod, pages)
+            if self._order.post_copy:
+                self._needed()
+            return await self._served(sender, taking, pod, pages)
         except BaseException as error:
             # CRIU has left the container: only now may the tree be thawed.
             if await taking.settle():
                 raise
-            if pages is not None:
+            if self._order.post_copy:
                 raise PagesLost(f"not all of its memory has left this node ({error})") from error
             raise Gone(f"the target had taken it already ({error})") from error
 
     async def _take(self, taking: Taking, pod: Pod, dumping: Dumping) -> None:
         await taking.ahead(pod)
         await self._report(phase=Phase.DUMPING)
-        how = {"follows": True} if dumping.lazy else {}
+        how = {"follows": True} if self._order.post_copy else {}
         await taking.stop(pod, to=self._order.target_pod, **how)
         async with taking.in_time():
             await taking.take(pod, dumping)
@@ -91,17 +96,20 @@ class Departure:
             await sender.outcome()
         return Left(manifest.size, manifest.digest, taking.seconds)
 
-    async def _follow(self, sender: Sender, taking: Taking, pod: Pod, pages: socket.socket) -> Left:
-        """And every page of it is there. Single ones are needed before it runs."""
+    async def _served(self, sender: Sender, taking: Taking, pod: Pod, pages: Asked) -> Left:
+        """And every page of it is there. Single ones are needed before all else is done."""
         async with self._serving(pod, pages) as serving:
             left = await self._arrival(sender, taking)
-            await self._report(phase=Phase.TRANSFERRING)
-            await serving
-        return left
+            if self._order.post_copy:
+                await self._report(phase=Phase.TRANSFERRING)
+                await serving
+                return left
+            return replace(left, size=left.size + await serving)
 
     @contextlib.asynccontextmanager
-    async def _serving(self, pod: Pod, pages: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
-        serving = asyncio.create_task(self._engine.serve(pod.hold, pages))
+    async def _serving(self, pod: Pod, pages: Asked) -> AsyncIterator[asyncio.Task[int]]:
+        work = partial(self._engine.serve, pod.hold, pages)
+        serving = asyncio.create_task(pages.run(work))
         try:
             yield serving
         finally:

@@ -3,8 +3,8 @@
     source: dumping() ─ freeze() ─ ... ─ dump()      then thaw() or kill()
     target: restoring() ─ ... ─ restore(held)       the tree runs only after held() returned
 
-With memory that comes later (lazy.py) the source has serve() before kill(), and the target
-arrived() after restore().
+With memory that does not lie in the images (lazy.py) the source has serve() before kill(), and the
+target whole() before held() returns or, if the tree may run first, arrived() after restore().
 
 Invariants: a dumped tree is alive and frozen, whatever became of the dump; only a CRIU that was
 killed in the middle may have damaged it, and then there is no dump. A restored tree runs no
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from holdfast_wire.errors import HoldfastError, Internal, Unavailable
 
-from . import connections, containers, criu_rpc, devtty, failure, freezer, lazy, pager
+from . import asking, connections, containers, criu_rpc, devtty, failure, freezer, lazy, pager
 from .containers import Terminal
 from .criu_rpc import Answer, Kind
 from .entering import Entered, Place, enter
@@ -132,6 +132,12 @@ class Restoring:
         self.cage.thaw()
         return holding.keeper
 
+    async def whole(self) -> None:
+        """For `held`: returns when there is no reason any more, of memory's, why it must not run.
+        PagesLost: it never may."""
+        if self.following is not None and self.following.whole:
+            await self.following.arrived()
+
     async def arrived(self) -> None:
         """After a restore from a lazy dump: returns when the last page has come. PagesLost: one
         never will. The tree is frozen then, for good: kill it, once its sidecar knows why."""
@@ -200,25 +206,34 @@ class Engine:
             await asyncio.to_thread(self.freezer(hold).gather, keeper)
             yield Dumping(entered, keeper, images, self._notes, lazy)
 
-    async def serve(self, hold: int, stream: socket.socket) -> None:
-        """After a lazy dump: gives the target what it asks for of the frozen tree's memory. Only
-        when this has returned is every page there, and may the tree be killed. PagesLost: it was
-        not told so; ask the Lease whose the session is."""
-        await lazy.serve(stream, self.freezer(hold))
+    def serve(self, hold: int, stream: lazy.Stream) -> int:
+        """After a lazy dump: gives the target what it asks for of the frozen tree's memory, and
+        returns how much that was. Blocks. Only when this has returned is every page there, and may
+        the tree be killed, if it runs there. PagesLost: it was not told so; ask the Lease whose the
+        session is."""
+        return lazy.serve(stream, self.freezer(hold))
 
     @contextlib.asynccontextmanager
     async def restoring(
-        self, hold: int, images: Path, *, pages: socket.socket | None = None
+        self,
+        hold: int,
+        images: Path,
+        *,
+        before: asking.Stream | None = None,
+        after: socket.socket | None = None,
     ) -> AsyncIterator[Restoring]:
         """Makes ready to restore into hold's container, which has no session. `images` may be
-        filled until `restore` is called. `pages`, for images of a lazy dump: a stream to the
-        source's `serve`. It is taken. Leave this only after `arrived`."""
+        filled until `restore` is called. For images of a lazy dump, a stream to the source's
+        `serve`: `before`, by which all memory comes before the tree runs; or `after`, which is
+        taken: then leave this only after `arrived`."""
         place = Place(hold, self._bundle, images, self._cgroups, self._also)
         async with contextlib.AsyncExitStack() as stack:
             entered = await stack.enter_async_context(enter(place, restoring=True))
             following = None
-            if pages is not None:
-                following = await stack.enter_async_context(lazy.following(place, pages))
+            if before is not None:
+                following = await stack.enter_async_context(lazy.filling(place, before))
+            if after is not None:
+                following = await stack.enter_async_context(lazy.following(place, after))
             yield Restoring(entered, hold, self.freezer(hold), images, self._notes, following)
 
 

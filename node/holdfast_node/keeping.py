@@ -23,9 +23,10 @@ from holdfast_node.freezer import descendants
 from holdfast_node.order import Keep, Phase, Saved, Then
 from holdfast_node.pair import SALT, Keys
 from holdfast_node.peers import Refused
-from holdfast_node.spool import Spool, to_its_end
+from holdfast_node.spool import Spool
 from holdfast_node.stores import Stores
 from holdfast_node.taking import SIDECAR_SECONDS, Gone, Taking, ask
+from holdfast_node.threads import to_its_end
 from holdfast_wire.errors import HoldfastError, NotFound, Unavailable
 
 _AGAIN_SECONDS: Final = 0.5

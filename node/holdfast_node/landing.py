@@ -37,12 +37,14 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Landing:
-    """`said`: what the sidecar is told with `commit`. `committed`: called when it said yes."""
+    """`said`: what the sidecar is told with `commit`. `whole`: returns when nothing is lacking that
+    may still be on its way when the tree is there. `committed`: called when it said yes."""
 
     pod: Pod
     session: str
     parts: Path
     said: Mapping[str, Any] = field(default_factory=dict)
+    whole: Callable[[], Awaitable[None]] = _nothing
     committed: Callable[[], Awaitable[None]] = _nothing
 
     def put_files(self, places: Mapping[str, Place], suffix: str) -> None:
@@ -71,6 +73,7 @@ class Landing:
                 await self._adopt(restored, taken)
             finally:
                 os.close(restored.terminal.master)
+            await self.whole()
             await commit(self.pod.uid, self.said)
             await self.committed()
             for local, remote in restored.cut:

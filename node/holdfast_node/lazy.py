@@ -1,19 +1,20 @@
-"""Post-copy: a session goes on before its memory is there. The agents' side of it; docs/move.md
-has the whole.
+"""Memory that goes from the processes of one node to those of another, and never lies in a file.
+The agents' side of it; docs/move.md has the whole.
 
     source   CRIU dumps all but the pages, which stay in the frozen tree, and are read out of it
              as they are asked for (serve)
     target   the pager (pager.py) asks for them, first for those that somebody waits for (Following)
 
 Between the two goes one stream of bytes in both directions, which the agents carry as they like.
+It comes before the session runs (`whole`), or, with post-copy, the session runs first.
 
 CRIU's own page server is not used. It has a memory's pages in pipes and so has to go on, with the
 tree in its hands, until the last was fetched; and without CAP_SYS_RESOURCE, or where
 fs.pipe-max-size is below 4 MiB, it cannot serve even one (page-pipe.c, pipe_read_dest_init fails
 unnoticed).
 
-Invariant: `serve` returns only when the target runs and no page is missing there. Whatever else
-ends the stream is PagesLost, to both.
+Invariant: `serve` returns only when no page is missing at the target, and it runs or, if it was to
+be whole, may. Whatever else ends the stream is an error, to both.
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Final, Protocol
 
-from holdfast_wire.errors import Permanent
+from holdfast_wire.errors import HoldfastError, Permanent
 
-from . import containers, criu_rpc, entering, freezer, pager
+from . import asking, containers, criu_rpc, entering, freezer, pager
 from .entering import Place
 from .freezer import Freezer
+from .pager import Pager
 from .uffd import PAGE
+
+STEP: Final = (252 << 10) & -PAGE  # with a message's head it is less than a link's chunk
 
 
 class PagesLost(Permanent):
@@ -45,36 +51,52 @@ class PagesLost(Permanent):
 # -- the source ------------------------------------------------------------------------------------
 
 
-async def serve(stream: socket.socket, cage: Freezer) -> None:
-    loop = asyncio.get_running_loop()
-    stream.setblocking(False)
-    head = pager.MESSAGE.size
-    buffer = memoryview(bytearray(head + pager.CHUNK))
+class Stream(Protocol):
+    """To the target. One thread at a time uses it."""
+
+    def read(self, view: memoryview) -> bool:
+        """Fills it. False: the target has ended its side."""
+
+    def write(self, view: memoryview) -> None:
+        """At most STEP and a message's head."""
+
+    def end(self) -> None:
+        """Nothing will be asked for any more."""
+
+
+def serve(stream: Stream, cage: Freezer) -> int:
+    """Bytes of memory that the target has now. Blocks."""
+    buffer = memoryview(bytearray(asking.MESSAGE.size + STEP))
+    asked, served = buffer[: asking.MESSAGE.size], 0
     with contextlib.ExitStack() as opened:
         memory = _memory(cage, opened)
-        while True:
-            try:
-                asked = await _exactly(stream, pager.MESSAGE.size)
-                command, pid, address, size = pager.MESSAGE.unpack(asked)
-                if command == pager.CLOSE:
-                    return
-                if pid not in memory or not 0 < size <= pager.CHUNK or (address | size) % PAGE:
-                    raise PagesLost("the target asked for something that is no page")
-                buffer[:head] = asked
-                whole = buffer[: head + size]
-                count = await _read(memory[pid], whole[head:], address)
-                if count != size or not cage.frozen():
-                    raise PagesLost("the session is not as it was dumped any more")
-                await loop.sock_sendall(stream, whole)
-            except OSError as error:
-                raise PagesLost(f"pages could not be sent: {error}") from error
+        while stream.read(asked):
+            command, pid, address, size = asking.MESSAGE.unpack(asked)
+            if command == asking.CLOSE:
+                stream.end()
+                return served
+            if pid not in memory or not 0 < size <= asking.CHUNK or (address | size) % PAGE:
+                raise PagesLost("the target asked for something that is no page")
+            _answer(stream, cage, memory[pid], address, size, buffer)
+            served += size
+    raise PagesLost("the target left before it had all pages")
 
 
-async def _read(memory: int, view: memoryview, address: int) -> int:
-    """Of what somebody waits for, without a detour."""
-    if len(view) <= pager.NEAR:
-        return os.preadv(memory, [view], address)
-    return await asyncio.to_thread(os.preadv, memory, [view], address)
+def _answer(
+    stream: Stream, cage: Freezer, memory: int, address: int, size: int, buffer: memoryview
+) -> None:
+    """What is asked, again, and then the bytes. In steps that stay in a core's cache; the last one
+    goes only if the tree was frozen up to then."""
+    head = asking.MESSAGE.size
+    for at in range(0, size, STEP):
+        step = min(STEP, size - at)
+        try:
+            count = os.preadv(memory, [buffer[head : head + step]], address + at)
+        except OSError as error:
+            raise PagesLost(f"pages could not be read: {error}") from error
+        if count != step or (at + step == size and not cage.frozen()):
+            raise PagesLost("the session is not as it was dumped any more")
+        stream.write(buffer[0 if at == 0 else head : head + step])
 
 
 def _memory(cage: Freezer, opened: contextlib.ExitStack) -> dict[int, int]:
@@ -87,26 +109,18 @@ def _memory(cage: Freezer, opened: contextlib.ExitStack) -> dict[int, int]:
     return found
 
 
-async def _exactly(stream: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = await asyncio.get_running_loop().sock_recv(stream, size - len(data))
-        if not piece:
-            raise PagesLost("the target left before it had all pages")
-        data += piece
-    return data
-
-
 # -- the target ------------------------------------------------------------------------------------
 
 
 class Following:
-    """The pager of one restored tree."""
+    """The pager of one restored tree: `saying` is what it says in the end. `agent`: to it, if the
+    tree may run before."""
 
-    def __init__(self, agent: socket.socket, images: Path) -> None:
-        self._agent = agent
-        self._images = images
-        self._saying = asyncio.create_task(_hear(agent))
+    def __init__(
+        self, saying: asyncio.Task[bytes], images: Path, agent: socket.socket | None
+    ) -> None:
+        self._saying, self._images, self._agent = saying, images, agent
+        self.whole = agent is None  # it does not run before
 
     def expect(self) -> None:
         """Before CRIU restores: what will be missing, out of the images."""
@@ -138,16 +152,13 @@ class Following:
 
     def runs(self) -> None:
         """The tree is about to run: from here on the pager answers for it."""
-        with contextlib.suppress(OSError):  # `arrived` says why
-            self._agent.send(pager.RUNS)
+        if self._agent is not None:
+            with contextlib.suppress(OSError):  # `arrived` says why
+                self._agent.send(pager.RUNS)
 
     async def arrived(self) -> None:
         """Returns when the last page has come."""
         _tell(await asyncio.shield(self._saying))
-
-    async def leave(self) -> None:
-        self._saying.cancel()
-        await asyncio.wait([self._saying])
 
 
 async def _hear(agent: socket.socket) -> bytes:
@@ -171,16 +182,45 @@ async def following(place: Place, stream: socket.socket) -> AsyncIterator[Follow
         unless.callback(agent.close)  # if it is not even started, or not waited for
         await _started(place, theirs, stream)
         unless.pop_all()
-    made = Following(agent, place.images)
+    saying = asyncio.create_task(_hear(agent))
     try:
-        yield made
+        yield Following(saying, place.images, agent)
     finally:
-        await made.leave()
+        saying.cancel()
+        await asyncio.wait([saying])
+
+
+@contextlib.asynccontextmanager
+async def filling(place: Place, stream: asking.Stream) -> AsyncIterator[Following]:
+    """The same for a tree that does not run before the last page has come. A thread does it: if the
+    agent goes, nothing is lost that the source has not got."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    with theirs, contextlib.ExitStack() as opened:
+        orders = replace(_orders(place, theirs, opened), join=[])
+        listening = opened.enter_context(pager.listen(orders.images))
+        filler = Pager(orders, listening, stream, None)
+        saying = asyncio.create_task(asyncio.to_thread(_fill, filler))
+        try:
+            yield Following(saying, place.images, None)
+        finally:
+            ours.close()  # it hears of it
+            await asyncio.wait([saying])
+
+
+def _fill(filler: Pager) -> bytes:
+    try:
+        filler.run()
+    except (asking.Broken, HoldfastError, OSError) as error:
+        return str(error).encode()
+    finally:
+        filler.give_up()
+    return pager.ARRIVED
 
 
 async def _started(place: Place, theirs: socket.socket, stream: socket.socket) -> None:
     with theirs, stream, contextlib.ExitStack() as opened:
-        orders = _orders(place, theirs, stream, opened)
+        orders = replace(_orders(place, theirs, opened), stream=stream.fileno())
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-m", "holdfast_node.pager", orders.to_text(),
             pass_fds=[orders.agent, orders.stream, orders.images, *orders.join],
@@ -190,9 +230,7 @@ async def _started(place: Place, theirs: socket.socket, stream: socket.socket) -
             raise PagesLost("the pager could not be started", "see the agent's log")
 
 
-def _orders(
-    place: Place, agent: socket.socket, stream: socket.socket, opened: contextlib.ExitStack
-) -> pager.Orders:
+def _orders(place: Place, agent: socket.socket, opened: contextlib.ExitStack) -> pager.Orders:
     def take(path: Path, flags: int) -> int:
         fd = os.open(path, flags | os.O_CLOEXEC)
         opened.callback(os.close, fd)
@@ -201,7 +239,7 @@ def _orders(
     cage = freezer.of(place.hold, place.cgroups)
     return pager.Orders(
         agent=agent.fileno(),
-        stream=stream.fileno(),
+        stream=-1,
         images=take(place.images, os.O_RDONLY | os.O_DIRECTORY),
         join=[take(one / "cgroup.procs", os.O_WRONLY) for one in entering.cgroups(place)],
         hold=place.hold,

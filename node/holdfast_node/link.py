@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from holdfast_wire.errors import BadRequest, Retry, Unauthenticated
 
-VERSION: Final = 2
+VERSION: Final = 3
 PEER: Final = "holdfast-node"  # the name in every agent's certificate
 SILENCE: Final = 10.0  # seconds without a byte, and the link counts as lost
 TICK: Final = 2.0  # a side with nothing to say says so this often
@@ -122,18 +122,22 @@ class Link:
             return LinkLost(f"nothing from the other agent for {SILENCE:.0f} s")
         return LinkLost(f"the connection to the other agent broke: {why}")
 
-    def waiting(self) -> bool:
-        """There is something to read at once."""
+    def waiting(self, seconds: float = 0.0) -> bool:
+        """There is something to read at once, or within that time."""
         if self._socket.pending():
             return True
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
-        return bool(poller.poll(0))
+        return bool(poller.poll(seconds * 1000))
 
-    # -- for one that cannot wait for the other side alone (pages.py)
+    # -- for one that cannot wait for the other side alone (frames.py)
 
     def unblock(self) -> None:
         self._socket.setblocking(False)
+
+    def block(self, seconds: float) -> None:
+        """What follows waits again, for so long."""
+        self._socket.settimeout(seconds)
 
     def fileno(self) -> int:
         return self._socket.fileno()

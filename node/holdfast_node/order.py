@@ -29,6 +29,14 @@ class Phase(StrEnum):
     FAILED = "Failed"
 
 
+class Memory(StrEnum):
+    """How that of a session that moves goes over."""
+
+    IMAGES = "images"  # in files, like all the rest
+    BEFORE = "before"  # from process to process, before it runs there
+    AFTER = "after"  # and after it: post-copy
+
+
 class Where(StrEnum):
     PEER = "Peer"
     S3 = "S3"

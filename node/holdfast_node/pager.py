@@ -1,4 +1,4 @@
-"""The process that brings a running session its memory after it. `python -m` runs it.
+"""The process that brings a session its memory, also after it runs. `python -m` runs it.
 
     source's agent ─ stream ─ this process ─ userfaultfd ─ the session's processes
 
@@ -14,7 +14,10 @@ watcher does nothing but wait. So:
   was killed, which is for somebody else to decide, for to hold that looks like the session's end.
 - the source is told that all has come only if the agent has said that the tree runs (RUNS).
 
-Both are in the container's cgroups, and so outlive the agent.
+A tree that does not run before its last page has come needs no such guard, and no process: whoever
+holds it kills it if they do not come. There a thread of the agent does this (lazy.py, `filling`).
+
+Both processes are in the container's cgroups, and so outlive the agent.
 
 What a fork, an mremap, an munmap or an madvise makes of what is missing the kernel tells, and lets
 none of them go on, nor a page be copied (EAGAIN), before it was read. In one thing it cannot be
@@ -37,13 +40,14 @@ import struct
 import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from holdfast_wire.errors import HoldfastError
 
 from . import uffd
+from .asking import CHUNK, CLOSE, MESSAGE, Broken, Buffer, Came, Plain, Source, Stream
 from .containers import ending
 from .freezer import Freezer
 from .missing import Missing, Ranges, in_turn
@@ -58,28 +62,19 @@ LOST: Final = "holdfast-lost"
 RUNS: Final = b"runs"
 ARRIVED: Final = b"arrived"
 ENTRY: Final = struct.Struct("=QQQQ")
-# What is asked for: command, PID, address, size. The answer to a GET is the same, and then that
-# many bytes; to a CLOSE there is none.
-MESSAGE: Final = struct.Struct("=IIQQ")
-GET, CLOSE = 1, 2
-CHUNK: Final = 1 << 20  # the most that is asked for at once
 NEAR: Final = 64 << 10  # asked for when somebody waits for its first page
 _PIECE: Final = 256 << 10  # asked for when nobody waits
 _ASKED: Final = 2 * CHUNK  # and not answered yet: whoever waits for a page waits for that too
-_REQUESTS: Final = 64
+_ASKED_WHOLE: Final = 8 * CHUNK  # if nobody can wait
+_EARLY: Final = 64 << 20  # asked for while CRIU still makes the processes that it is for
 _BUSY_SECONDS: Final = 0.2  # after somebody waited, little is asked for that nobody waits for
 _RESTORED: Final = 0x52535446  # CRIU's word for: all processes are there, with their memory mapped
 _REASON: Final = 1 << 10  # bytes
 _LOOK_SECONDS: Final = 1.0
-_CLOSE_SECONDS: Final = 5.0
 _CLONE3: Final = 435  # the same number on every architecture
 _CLONE_FILES: Final = 0x400
 _PR_SET_NAME: Final = 15
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-
-
-class Broken(Exception):
-    """No more pages will come."""
 
 
 @dataclass(frozen=True)
@@ -107,67 +102,20 @@ class Space:
     missing: Missing
 
 
-@dataclass
-class Source:
-    """What is asked of the source, and comes back in the order it was asked for."""
-
-    stream: socket.socket
-    out: bytearray = field(default_factory=bytearray)
-    asked: deque[tuple[int, int, int]] = field(default_factory=deque)  # PID, start, end
-    head: memoryview = field(default_factory=lambda: memoryview(bytearray(MESSAGE.size)))
-    body: memoryview = field(default_factory=lambda: memoryview(mmap.mmap(-1, CHUNK)))
-    size: int = 0  # of what comes next in `body`; 0: a head comes
-    got: int = 0
-
-    def ask(self, pid: int, start: int, end: int) -> None:
-        self.out += MESSAGE.pack(GET, pid, start, end - start)
-        self.asked.append((pid, start, end))
-        self.flush()
-
-    def has_room(self, size: int) -> bool:
-        asked = sum(end - start for _, start, end in self.asked)
-        return asked < size and len(self.asked) < _REQUESTS
-
-    def flush(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self.out:
-                del self.out[: self.stream.send(self.out)]
-
-    def read(self) -> tuple[int, int, int] | None:
-        """(PID, start, end) of pages that are whole in `body`."""
-        while True:
-            view = self.body[: self.size] if self.size else self.head
-            try:
-                count = self.stream.recv_into(view[self.got :])
-            except BlockingIOError:
-                return None
-            except OSError as error:
-                raise Broken(f"the stream broke: {error}") from error
-            if not count:
-                raise Broken("the source closed the stream")
-            self.got += count
-            if self.got < len(view):
-                continue
-            self.got = 0
-            if self.size:
-                self.size = 0
-                return self.asked.popleft()
-            pid, start, end = self.asked[0] if self.asked else (0, 0, 0)
-            if MESSAGE.unpack(self.head) != (GET, pid, start, end - start):
-                raise Broken("the source sent something else than was asked for")
-            self.size = end - start
-
-
 class Pager:
-    def __init__(self, orders: Orders, listening: socket.socket, runs: mmap.mmap) -> None:
+    def __init__(
+        self, orders: Orders, listening: socket.socket, stream: Stream, runs: mmap.mmap | None
+    ) -> None:
+        """`runs`: its first byte says that the agent has said so; None: nothing runs before the
+        last page has come."""
         self._orders = orders
         self._listening = listening
-        self._runs = runs  # its first byte: the agent has said so
-        stream = socket.socket(fileno=orders.stream)
-        stream.setblocking(False)
+        self._runs = runs
         self._source = Source(stream)
-        self._buffer = ctypes.addressof(ctypes.c_char.from_buffer(self._source.body))
+        self._early: list[Came] = []  # what came before it has a place
+        self._hurried: set[tuple[int, int]] = set()  # PID, page: waited for, and asked for before
         self._spaces: list[Space] = []
+        self._dumped: dict[int, list[tuple[int, int]]] = {}  # by PID: what is to come
         self._unasked: dict[int, Ranges] = {}
         self._turn: deque[tuple[int, int, int]] = deque()  # PID, start, end, as they are asked for
         self._waited = 0.0  # when somebody last did
@@ -177,11 +125,15 @@ class Pager:
 
     def run(self) -> None:
         """Returns when no page is missing any more; Broken when one will not come."""
-        restorer = self._meet()
+        with self._waiting, self._meet() as restorer:
+            self._follow(restorer)
+
+    def _follow(self, restorer: socket.socket) -> None:
         self._waiting.register(self._source.stream, selectors.EVENT_READ)
         self._waiting.register(restorer, selectors.EVENT_READ)
         while not (self._restored and not self._spaces):
             ready = self._waiting.select(_LOOK_SECONDS)
+            self._source.stream.tick()
             for key, _ in ready:
                 if key.fileobj is restorer:
                     self._from_restorer(restorer)
@@ -198,20 +150,24 @@ class Pager:
     def _meet(self) -> socket.socket:
         self._waiting.register(self._orders.agent, selectors.EVENT_READ)
         self._waiting.register(self._listening, selectors.EVENT_READ)
-        while all(key.fileobj is not self._listening for key, _ in self._waiting.select()):
+        while all(
+            key.fileobj is not self._listening for key, _ in self._waiting.select(_LOOK_SECONDS)
+        ):
             if not self._from_agent():
                 raise Broken("the agent has left")
+            self._source.stream.tick()
         self._waiting.unregister(self._listening)
         restorer, _ = self._listening.accept()
         self._listening.close()
-        found: dict[int, list[tuple[int, int]]] = {}
+        found = self._dumped
         for pid, start, size, wiped in ENTRY.iter_unpack(_read(self._orders.images, MISSING)):
             if wiped:
                 self._wiped.append((pid, start, start + size))
             else:
                 found.setdefault(pid, []).append((start, start + size))
         self._unasked = {pid: Ranges(ranges) for pid, ranges in found.items()}
-        self._turn.extend(in_turn(self._unasked, _PIECE, CHUNK))
+        piece = CHUNK if self._runs is None else _PIECE
+        self._turn.extend(in_turn(self._unasked, piece, CHUNK))
         return restorer
 
     def _from_agent(self) -> bool:
@@ -219,7 +175,7 @@ class Pager:
             said = os.read(self._orders.agent, 16)
         except BlockingIOError:
             return True
-        if said == RUNS:
+        if said == RUNS and self._runs is not None:
             self._runs[0] = 1
         return bool(said)
 
@@ -236,15 +192,17 @@ class Pager:
         (number,) = struct.unpack("=i", word)
         if number == _RESTORED:
             self._restored = True
+            while self._early:
+                self._put_all(self._early.pop(0))
         elif number > 0:
             _, fds, _, _ = socket.recv_fds(restorer, 1, 1)
-            ranges = self._unasked.get(number, ())
-            self._add(Space(fds[0], number, Missing(ranges)))
+            self._add(Space(fds[0], number, Missing(self._dumped.get(number, ()))))
 
     # -- the session's processes
 
     def _add(self, space: Space) -> None:
         os.set_blocking(space.fd, False)
+        os.set_inheritable(space.fd, False)
         self._spaces.append(space)
         self._waiting.register(space.fd, selectors.EVENT_READ, space)
 
@@ -290,7 +248,11 @@ class Pager:
         for start, end in self._unasked[space.pid].within(was, near)[:1]:
             if start == was:
                 self._unasked[space.pid].remove(start, end)
-                self._source.ask(space.pid, start, end)
+                self._source.ask(space.pid, start, end, waited=True)
+                return
+        if not self._restored:
+            self._hurried.add((space.pid, was))
+            self._hurry()
 
     # -- pages
 
@@ -299,19 +261,35 @@ class Pager:
         came = self._source.read()
         if came is None:
             return
-        pid, start, end = came
-        while any(self._put(space, start, end) for space in self._of(pid)):
+        if self._restored or came.waited:
+            self._put_all(came)
+        else:
+            self._early.append(came)
+            self._source.buffer = Buffer()
+            self._hurry()
+
+    def _put_all(self, came: Came) -> None:
+        while any(self._put(space, came, came.start, came.end) for space in self._of(came.pid)):
             pass
+
+    def _hurry(self) -> None:
+        """Of what came early, the pages that CRIU itself waits for: they have a place already."""
+        for came in self._early:
+            here = {one for one in self._hurried if one[0] == came.pid and one[1] in came}
+            for pid, page in here:
+                while any(self._put(each, came, page, page + PAGE) for each in self._of(pid)):
+                    pass
+            self._hurried -= here
 
     def _of(self, pid: int) -> list[Space]:
         return [space for space in self._spaces if space.pid == pid]
 
-    def _put(self, space: Space, start: int, end: int) -> bool:
-        """The pages in the buffer, wherever this process misses them now. True: look again, for
+    def _put(self, space: Space, came: Came, start: int, end: int) -> bool:
+        """Pages of what came, wherever this process misses them now. True: look again, for
         something has happened meanwhile."""
         for piece in space.missing.pieces(start, end):
             size = piece.end - piece.start
-            source = self._buffer + piece.was - start
+            source = came.address + piece.was - came.start
             copied, failed = uffd.copy(space.fd, piece.start, source, size)
             while failed == errno.ENOENT and not copied and size > PAGE:
                 # Its memory has borders that it had not when dumped, and a copy stops at none.
@@ -333,6 +311,8 @@ class Pager:
             uffd.wake(space.fd, address, PAGE)
         elif failed == errno.EAGAIN:
             self._look(space)
+        elif failed == errno.ENOMEM and self._runs is None:
+            raise Broken("its container has no memory left for it")
         elif failed == errno.ENOMEM:  # the container is at its limit, and something in it must go
             time.sleep(_LOOK_SECONDS / 10)
         else:
@@ -340,34 +320,51 @@ class Pager:
 
     def _go_on(self) -> None:
         """Those that nobody waits for are asked for in turn."""
-        if not self._restored:
-            return
-        for space in list(self._spaces):
+        for space in list(self._spaces) if self._restored else ():
             if not space.missing:
                 self._look(space)
                 if not space.missing:
                     self._leave(space)
-        busy = time.monotonic() - self._waited < _BUSY_SECONDS
-        while self._turn and self._source.has_room(_PIECE if busy else _ASKED):
+        while self._turn and self._source.has_room(self._at_once()):
             pid, first, last = self._turn.popleft()
             for start, end in self._unasked[pid].remove(first, last):
-                if any(space.missing.pieces(start, end) for space in self._of(pid)):
+                missing = (space.missing.pieces(start, end) for space in self._of(pid))
+                if not self._restored or any(missing):
                     self._source.ask(pid, start, end)
+
+    def _at_once(self) -> int:
+        """Bytes to ask for."""
+        if not self._restored:
+            return _ASKED if self._runs is None and len(self._early) * CHUNK < _EARLY else 0
+        if self._runs is None:
+            return _ASKED_WHOLE
+        busy = time.monotonic() - self._waited < _BUSY_SECONDS
+        return _PIECE if busy else _ASKED
 
     def _close(self) -> None:
         """The source hears that it is not needed any more; it is not, whether it hears it or not.
         An agent that left before it said that the tree runs left that to the next."""
-        stream = self._source.stream
+        last = MESSAGE.pack(CLOSE, 0, 0, 0)
+        if self._runs is None:
+            self._say(last)
+            return
         os.set_blocking(self._orders.agent, True)
         while not self._runs[0]:
             if not self._from_agent():
                 return
         with contextlib.suppress(OSError, Broken):
-            stream.settimeout(_CLOSE_SECONDS)
-            while self._source.asked:
-                self._source.read()
-            stream.sendall(self._source.out + MESSAGE.pack(CLOSE, 0, 0, 0))
-            stream.shutdown(socket.SHUT_WR)
+            self._say(last)
+
+    def _say(self, last: bytes) -> None:
+        self._source.stream.patient()
+        while self._source.asked:
+            self._source.read()
+        self._source.stream.finish(last)
+
+    def give_up(self) -> None:
+        """What is missing is zeros from here on, for whoever may still read it."""
+        for space in list(self._spaces):
+            os.close(space.fd)
 
 
 # -- the two processes -----------------------------------------------------------------------------
@@ -380,7 +377,9 @@ def watch(orders: Orders, listening: socket.socket) -> None:
     runs = mmap.mmap(-1, PAGE)
     child = _fork_sharing()
     if child == 0:
-        os._exit(_page(Pager(orders, listening, runs), said))
+        stream = socket.socket(fileno=orders.stream)
+        stream.setblocking(False)
+        os._exit(_page(Pager(orders, listening, Plain(stream), runs), said))
     _, status = os.waitpid(child, 0)
     if status == 0:
         with contextlib.suppress(OSError):
@@ -455,6 +454,13 @@ def _read(folder: int, name: str) -> bytes:
         return file.read()
 
 
+def listen(images: int) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(f"/proc/self/fd/{images}/{LISTENS}")
+    listening.listen(1)
+    return listening
+
+
 def main() -> int:
     """Ends when the pager listens; that goes on without it."""
     orders = Orders(**json.loads(sys.argv[1]))
@@ -462,9 +468,7 @@ def main() -> int:
         os.write(fd, b"0")
     with contextlib.suppress(PermissionError):
         Path("/proc/self/oom_score_adj").write_text("-1000")
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listening.bind(f"/proc/self/fd/{orders.images}/{LISTENS}")
-    listening.listen(1)
+    listening = listen(orders.images)
     os.set_blocking(orders.agent, False)
     if os.fork() == 0:
         nothing = os.open(os.devnull, os.O_RDWR)

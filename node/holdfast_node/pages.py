@@ -1,10 +1,10 @@
-"""Pages of a session whose memory follows it (lazy.py), on their way between two agents: a stream
-of bytes in both directions, over a TLS connection of their own, in frames as on any link (link.py).
+"""Memory of a session that goes from process to process (lazy.py), on its way between two agents: a
+stream of bytes in both directions, over a TLS connection of its own (frames.py). The end of the
+connection is the end of both, and its silence too: then no more pages come, and the engine says
+what that means.
 
-    HELLO  DATA...  END  (each side its own)      TICK, if there is nothing to say
-
-One thread does both directions, and waits for neither of them alone. The end of the connection is
-the end of both, and its silence too: then no more pages come, and the engine says what that means.
+Memory that must be whole before the session runs has a tag like any part of a checkpoint: the
+source's last word is the tag of all that it sent.
 """
 
 from __future__ import annotations
@@ -15,34 +15,33 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from holdfast_wire.errors import BadRequest, HoldfastError, from_json
 
-from . import log
-from .link import CHUNK, SILENCE, TICK, Frame, Link, LinkLost, as_json, frame_head
+from .frames import Frames, last_word
+from .link import CHUNK, SILENCE, TICK, Frame, Link, LinkLost, as_json
+from .threads import to_its_end
 from .transfer import dialled, greeting
 
 FOR: Final = "pages"  # what a greeting says that the connection is for
-_HEAD: Final = len(frame_head(Frame.TICK))
-_LAST_SECONDS: Final = 2.0  # for what is on its way when our end is closed
+PART: Final = "memory"  # as whose tag is made
+T = TypeVar("T")
 
 
 class Carrier:
-    """`end` is closed when it has run."""
+    """At the target: between the source and whoever has the other end of `end`, which is closed
+    when this has run."""
 
-    def __init__(self, link: Link, end: socket.socket) -> None:
-        self._link, self._end = link, end
-        self._room = memoryview(bytearray(_HEAD + CHUNK))
-        self._out = self._room[:0]  # the frame that is being sent
+    def __init__(self, frames: Frames, end: socket.socket) -> None:
+        self._frames, self._end = frames, end
         self._taken = memoryview(bytearray(CHUNK))
         self._in = self._taken[:0]  # what came, and our end has not taken yet
-        self._head = bytearray()
-        self._kind, self._rest = Frame.TICK, 0  # of the frame that is coming
-        self._body = bytearray()
-        self._said = self._heard = time.monotonic()
-        self._ended = self._heard_end = False
+        self._ended = self._told = False  # our end has, and the other side's end was passed on
 
     def run(self) -> None:
         """Returns when both sides have ended. LinkLost, or the other agent's reason."""
@@ -50,60 +49,42 @@ class Carrier:
             try:
                 self._carry()
             except BaseException:
-                self._link.interrupt()  # the other side hears of it at once
+                self._frames.interrupt()  # the other side hears of it at once
                 raise
 
     def _carry(self) -> None:
         self._end.setblocking(False)
-        self._link.unblock()
-        while self._out or self._in or not (self._ended and self._heard_end):
-            moved = [self._fill(), self._send(), self._give(), self._hear()]
+        while self._frames.sending or self._in or not (self._ended and self._told):
+            moved = [self._fill(), self._frames.flush(), self._give(), self._hear()]
             if not any(moved):
                 self._wait()
 
     def _wait(self) -> None:
         poller = select.poll()
-        hears = 0 if self._in or self._heard_end else select.POLLIN
-        poller.register(self._link.fileno(), hears | (select.POLLOUT if self._out else 0))
-        reads = 0 if self._out or self._ended else select.POLLIN
+        deaf = bool(self._in or self._frames.ended)
+        sends = select.POLLOUT if self._frames.sending else 0
+        poller.register(self._frames.fileno(), (0 if deaf else select.POLLIN) | sends)
+        reads = 0 if self._frames.sending or self._ended else select.POLLIN
         if events := reads | (select.POLLOUT if self._in else 0):
             poller.register(self._end, events)
         poller.poll(TICK / 4 * 1000)
-        now = time.monotonic()
-        if self._in or self._heard_end:
-            self._heard = now  # it is not listened to
-        if now - self._heard > SILENCE:
-            raise LinkLost(f"nothing from the other agent for {SILENCE:.0f} s")
+        if deaf:
+            self._frames.deaf()
+        self._frames.tick()
 
     def _fill(self) -> bool:
         """The next frame, if there is something to say."""
-        if self._out or self._ended:
+        if self._frames.sending or self._ended:
             return False
         try:
-            count = self._end.recv_into(self._room[_HEAD:])
+            count = self._end.recv_into(self._frames.room)
         except BlockingIOError:
-            if time.monotonic() - self._said < TICK:
-                return False
-            self._frame(Frame.TICK, 0)
-            return True
+            return False
         except OSError:
             count = 0
         self._ended = count == 0
-        self._frame(Frame.DATA if count else Frame.END, count)
+        self._frames.frame(Frame.DATA if count else Frame.END, count)
         return True
-
-    def _frame(self, kind: Frame, length: int) -> None:
-        self._room[:_HEAD] = frame_head(kind, length)
-        self._out = self._room[: _HEAD + length]
-
-    def _send(self) -> bool:
-        if not self._out:
-            return False
-        count = self._link.try_send(self._out)
-        self._out = self._out[count:]
-        if count:
-            self._said = time.monotonic()
-        return count > 0
 
     def _give(self) -> bool:
         if not self._in:
@@ -117,74 +98,111 @@ class Carrier:
         return True
 
     def _hear(self) -> bool:
-        if self._in or self._heard_end:
+        if self._in or self._told:
             return False
-        if not self._rest and len(self._head) < _HEAD:
-            wanted = _HEAD - len(self._head)
-        else:
-            wanted = min(self._rest, CHUNK)
-        count = self._link.try_read(self._taken[:wanted])
-        if not count:
-            return False
-        self._heard = time.monotonic()
-        self._came(self._taken[:count])
-        return True
-
-    def _came(self, piece: memoryview) -> None:
-        if self._rest:
-            self._rest -= len(piece)
-            if self._kind is Frame.DATA:
-                self._in = piece
-            else:
-                self._body += piece
-        else:
-            self._head += piece
-            if len(self._head) < _HEAD:
-                return
-            self._kind, _, self._rest = self._link.parsed(bytes(self._head))
-            self._head.clear()
-        if self._rest == 0 and self._kind is not Frame.DATA:
-            self._whole(bytes(self._body))
-            self._body.clear()
-
-    def _whole(self, body: bytes) -> None:
-        if self._kind is Frame.FAILED:
-            raise from_json(as_json(body))
-        if self._kind is Frame.END:
-            self._heard_end = True
+        self._in = self._taken[: self._frames.read(self._taken)]
+        if self._frames.ended:
+            self._told = True
             with contextlib.suppress(OSError):  # it has ended by itself
                 self._end.shutdown(socket.SHUT_WR)
-        elif self._kind is not Frame.TICK:
-            raise BadRequest(f"the other agent sent {self._kind.name} out of turn")
+        return self._told or bool(self._in)
+
+
+class Asked:
+    """The source's end: what the target asks for, and the answers. The methods block; one thread at
+    a time calls them, and `run` gives it one."""
+
+    def __init__(self, link: Link, worker: ThreadPoolExecutor, tagger: Poly1305 | None) -> None:
+        self._link, self._worker, self._tagger = link, worker, tagger
+        self._rest = 0  # of the frame that is being read
+        self._size = 0  # of all answers
+        self._heard = 0.0
+        self._running = False
+
+    async def run(self, work: Callable[[], T]) -> T:
+        self._running = True
+        return await to_its_end(work, self._link.interrupt, self._worker)
+
+    async def ticking(self) -> None:
+        """Until something runs, which says for itself that we are there."""
+        while not self._running:
+            await asyncio.sleep(TICK)
+            if not self._running:
+                try:
+                    await to_its_end(self._tick, self._link.interrupt, self._worker)
+                except HoldfastError:
+                    return  # whoever reads is told
+
+    def read(self, view: memoryview) -> bool:
+        """Fills it. False: the target has nothing more to ask for."""
+        while view:
+            if not self._rest and not self._next():
+                return False
+            count = min(self._rest, len(view))
+            self._link.read_into(view[:count])
+            self._rest -= count
+            view = view[count:]
+        return True
+
+    def write(self, view: memoryview) -> None:
+        """At most CHUNK."""
+        if self._tagger is not None:
+            self._tagger.update(view)
+        self._size += len(view)
+        self._link.send(Frame.DATA, view)
+
+    def end(self) -> None:
+        """The target has all of it, and hears what it must be."""
+        self._link.send_json(Frame.END, last_word(self._size, self._tagger))
+        self._link.drain()
+
+    def _tick(self) -> None:
+        self._link.send(Frame.TICK)
+
+    def _next(self) -> bool:
+        """Comes to the body of the next frame of bytes. False: none will come."""
+        self._heard = time.monotonic()
+        while True:
+            if not self._link.waiting(TICK):
+                if time.monotonic() - self._heard > SILENCE:
+                    raise LinkLost(f"nothing from the other agent for {SILENCE:.0f} s")
+                self._tick()
+                continue
+            self._heard = time.monotonic()
+            kind, _, length = self._link.head()
+            if kind is Frame.DATA and length:
+                self._rest = length
+                return True
+            body = self._link.body(length)
+            if kind is Frame.END:
+                return False
+            if kind is Frame.FAILED:
+                raise from_json(as_json(body))
+            if kind is not Frame.TICK:
+                raise BadRequest(f"the other agent sent {kind.name} out of turn")
 
 
 @contextlib.asynccontextmanager
-async def carried(
+async def asked(
     address: tuple[str, int],
     context: ssl.SSLContext,
     checkpoint: str,
     namespace: str,
     salt: bytes,
-) -> AsyncIterator[socket.socket]:
-    """The source's: an end of a stream whose other end the target has. `salt`: the transfer's that
-    it belongs to, by which the target knows it."""
+    tagger: Poly1305 | None,
+) -> AsyncIterator[Asked]:
+    """`salt`: the transfer's that it belongs to, by which the target knows it. `tagger`: of memory
+    that does not go before the target has found it right."""
     hello = greeting(checkpoint, salt, {"namespace": namespace, "for": FOR})
-    loop = asyncio.get_running_loop()
     async with dialled(address, context, f"pages-{checkpoint}") as (link, worker):
-        await loop.run_in_executor(worker, link.send_json, Frame.HELLO, hello)
-        ours, theirs = socket.socketpair()
-        carrying = loop.run_in_executor(worker, Carrier(link, theirs).run)
-        carrying.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is heard
+        await to_its_end(lambda: link.send_json(Frame.HELLO, hello), link.interrupt, worker)
+        made = Asked(link, worker, tagger)
+        ticking = asyncio.create_task(made.ticking())
         try:
-            yield ours
+            yield made
         finally:
-            ours.close()
-            await asyncio.wait([carrying], timeout=_LAST_SECONDS)
-            link.interrupt()
-            try:
-                await carrying
-            except HoldfastError as error:
-                log.info("pages are not carried any more", order=checkpoint, why=str(error))
+            ticking.cancel()
+            await asyncio.wait([ticking])
 
 
 class Needed:

@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -39,6 +39,7 @@ from .pair import (
     check_part,
     verify,
 )
+from .threads import to_its_end
 
 _TELL: Final = 64 << 20  # bytes between two words of progress
 _AT_ONCE: Final = 16  # connections; a node has few sessions to take at a time
@@ -124,10 +125,16 @@ class Receiver:
     def salt(self) -> bytes:
         return self._salt
 
-    async def alone(self, work: Callable[[], None]) -> None:
-        """In the connection's thread, which says all that is to be said from here on."""
+    async def lend(self, over: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Another has the use of the link, and says all that is to be said, until `over`."""
         self.said = self.lost = True
-        await self.run(work)
+        waiting = asyncio.create_task(over())
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            self.link.interrupt()
+            await asyncio.wait([waiting])
+            raise
 
     async def watch(self) -> None:
         await self.link.watch()
@@ -143,14 +150,7 @@ class Receiver:
 
     async def run(self, work: Callable[[], T]) -> T:
         """In the connection's thread."""
-        future = self._loop.run_in_executor(self.worker, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            self.link.interrupt()
-            with suppress(HoldfastError, OSError):
-                await future
-            raise
+        return await to_its_end(work, self.link.interrupt, self.worker)
 
     # -- in the connection's thread
 

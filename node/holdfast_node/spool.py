@@ -21,6 +21,7 @@ from holdfast_wire.errors import Internal
 
 from .pair import Facts, Keys, Manifest, Part, check_part
 from .store import NoRoom, free
+from .threads import to_its_end
 
 IMAGES: Final = "images"
 _CHUNK: Final = 1 << 20
@@ -52,19 +53,6 @@ def admit(root: Path, needs: int, reserve: int) -> None:
             f"which {reserve >> 20} MiB must stay",
             "free some of the node's disk",
         )
-
-
-async def to_its_end(work: Callable[[], T], hurry: Callable[[], None] = lambda: None) -> T:
-    """In a thread. When this is over so is the work, also by cancelling: nothing writes into a
-    folder that was removed."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        hurry()
-        await asyncio.wait([running])
-        running.exception()  # nobody waits for it
-        raise
 
 
 class Spool:

@@ -34,8 +34,9 @@ from . import fetching, log, pair
 from .order import Bring, Keep, Order, Where
 from .pair import Expected, Fault, Keys, Manifest, Unfit
 from .receiving import Receiver
-from .spool import spooled, to_its_end
+from .spool import spooled
 from .store import Peer, Store
+from .threads import to_its_end
 from .transfer import connect
 
 PEER: Final = "peer://"

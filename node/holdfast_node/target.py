@@ -4,6 +4,7 @@ done to the session."""
 from __future__ import annotations
 
 import platform
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from holdfast_kube.client import NODES, Object, Resource
@@ -12,6 +13,14 @@ from holdfast_wire.errors import Unavailable
 
 ADDRESS: Final = "holdfast.dev/agent-address"
 CPU: Final = "holdfast.dev/agent-cpu"
+MEMORY: Final = "holdfast.dev/agent-memory"
+FOLLOWS: Final = "PostCopy"  # what it says there, if memory can go from process to process
+
+
+@dataclass(frozen=True)
+class Target:
+    address: tuple[str, int]
+    follows: bool
 
 
 class Reads(Protocol):
@@ -20,9 +29,9 @@ class Reads(Protocol):
     async def get(self, kind: Resource, namespace: str, name: str) -> Object | None: ...
 
 
-async def address(kube: Reads, node: str, features: tuple[str, ...] | None) -> tuple[str, int]:
-    """Of its agent. Unfit, and nobody is told where it is, if the processor there lacks what a
-    session may have come to rely on here: `features`, or None if no session is to run there. An
+async def look(kube: Reads, node: str, features: tuple[str, ...] | None) -> Target:
+    """What its agent says. Unfit, and nobody is told where it is, if the processor there lacks what
+    a session may have come to rely on here: `features`, or None if no session is to run there. An
     agent that does not say what its processor can looks for itself, when the session comes."""
     item = await kube.get(NODES, "", node)
     notes: dict[str, Any] = ((item or {}).get("metadata") or {}).get("annotations") or {}
@@ -33,4 +42,4 @@ async def address(kube: Reads, node: str, features: tuple[str, ...] | None) -> t
     if heard is not None and features is not None:
         pair.check_architecture(platform.machine(), heard[0], f"node {node}")
         pair.check_features(features, heard[1], f"node {node}")
-    return host.strip("[]"), int(port)
+    return Target((host.strip("[]"), int(port)), notes.get(MEMORY) == FOLLOWS)

@@ -32,6 +32,7 @@ from holdfast_wire.errors import HoldfastError, Internal, from_json
 from .link import CHUNK, TICK, VERSION, Frame, Link, LinkLost, as_json, dial
 from .pair import SALT, Facts, Keys, Manifest, Part, check_part
 from .receiving import Receiver, serve
+from .threads import to_its_end
 
 __all__ = ["Aborted", "LinkLost", "Progress", "Receiver", "Sender", "connect", "serve", "told"]
 
@@ -161,14 +162,7 @@ class Sender:
                 return  # the next call says so
 
     async def _run(self, work: Callable[[], T]) -> T:
-        future = asyncio.get_running_loop().run_in_executor(self._worker, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            self.interrupt()
-            with suppress(HoldfastError, OSError):
-                await future
-            raise
+        return await to_its_end(work, self.interrupt, self._worker)
 
     def interrupt(self) -> None:
         self._closing.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 import ssl
 import time
@@ -11,10 +12,13 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from cryptography.hazmat.primitives.poly1305 import Poly1305
 
-from holdfast_node import pages
-from holdfast_node.link import Frame, Link, LinkLost, answer, dial
-from holdfast_node.pages import Carrier, Needed
+from holdfast_node import frames, pages
+from holdfast_node.frames import Frames
+from holdfast_node.link import CHUNK, Frame, Link, LinkLost, answer, dial
+from holdfast_node.pages import Asked, Carrier, Needed
+from holdfast_node.pair import Unfit
 from holdfast_wire.errors import BadRequest, NotFound
 
 from .conftest import Contexts
@@ -45,7 +49,7 @@ def links(tls: Contexts, pool: ThreadPoolExecutor) -> Iterator[Pair]:
 def carried(pool: ThreadPoolExecutor, link: Link) -> tuple[socket.socket, Future[None]]:
     ours, theirs = socket.socketpair()
     ours.settimeout(20)
-    return ours, pool.submit(Carrier(link, theirs).run)
+    return ours, pool.submit(Carrier(Frames(link), theirs).run)
 
 
 def everything(end: socket.socket) -> bytes:
@@ -117,8 +121,9 @@ def test_an_end_that_nobody_reads_any_more_ends_both(links: Pair, pool: ThreadPo
 def test_silence_ends_it_and_having_nothing_to_say_does_not(
     links: Pair, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(frames, "TICK", 0.05)
     monkeypatch.setattr(pages, "TICK", 0.05)
-    monkeypatch.setattr(pages, "SILENCE", 0.4)
+    monkeypatch.setattr(frames, "SILENCE", 0.4)
     (a, first), (b, second) = (carried(pool, link) for link in links)
     with a, b:
         time.sleep(1.0)
@@ -133,7 +138,7 @@ def test_silence_ends_it_and_having_nothing_to_say_does_not(
 def test_who_says_nothing_at_all_is_gone(
     links: Pair, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "SILENCE", 0.4)
+    monkeypatch.setattr(frames, "SILENCE", 0.4)
     a, first = carried(pool, links[0])
     with a, pytest.raises(LinkLost, match="nothing from"):
         first.result(10)
@@ -153,6 +158,113 @@ def test_a_frame_out_of_turn_is_refused(links: Pair, pool: ThreadPoolExecutor) -
     links[1].send(Frame.MANIFEST, b"x" * 10_000)
     with a, pytest.raises(BadRequest, match="MANIFEST"):
         first.result(10)
+
+
+def asked(link: Link, pool: ThreadPoolExecutor, key: bytes | None = None) -> Asked:
+    return Asked(link, pool, None if key is None else Poly1305(key))
+
+
+def answers(source: Asked, data: bytes) -> bytes:
+    """To the first byte that is asked for; what was asked."""
+    question = memoryview(bytearray(5))
+    assert source.read(question)
+    for at in range(0, len(data), CHUNK):
+        source.write(memoryview(data)[at : at + CHUNK])
+    while source.read(memoryview(bytearray(1))):  # a pager says that it has done
+        pass
+    source.end()
+    return bytes(question)
+
+
+@pytest.mark.parametrize("key", [None, bytes(32)])
+def test_what_is_asked_for_is_answered(
+    links: Pair, pool: ThreadPoolExecutor, key: bytes | None
+) -> None:
+    ours, theirs = socket.socketpair()
+    tagger = None if key is None else Poly1305(key)
+    carrying = pool.submit(Carrier(Frames(links[1], tagger), theirs).run)
+    data = os.urandom(3_000_001)
+    answering = pool.submit(answers, asked(links[0], pool, key), data)
+    with ours:
+        said(ours, b"page?")
+        assert everything(ours) == data
+        carrying.result(10)
+        links[1].interrupt()
+        assert answering.result(10) == b"page?"
+
+
+def test_memory_that_was_altered_is_refused(links: Pair, pool: ThreadPoolExecutor) -> None:
+    ours, theirs = socket.socketpair()
+    carrying = pool.submit(Carrier(Frames(links[1], Poly1305(bytes(32))), theirs).run)
+    answering = pool.submit(answers, asked(links[0], pool, b"x" * 32), bytes(100_000))
+    with ours:
+        said(ours, b"page?")
+        with pytest.raises(Unfit, match="altered"):
+            carrying.result(10)
+        answering.result(10)
+
+
+def filled(frames: Frames, size: int) -> bytes:
+    """What a pager does: asks, takes that much, and has done."""
+    data = memoryview(bytearray(size))
+    assert frames.send(b"page?") == 5
+    got = 0
+    while got < size:
+        try:
+            got += frames.recv_into(data[got:])
+        except BlockingIOError:
+            select.select([frames], [], [])
+    frames.patient()
+    frames.finish(b"!")
+    return bytes(data)
+
+
+@pytest.mark.parametrize("key", [bytes(32), b"x" * 32], ids=["right", "altered"])
+def test_a_pager_has_done_when_all_was_found_right(
+    links: Pair, pool: ThreadPoolExecutor, key: bytes
+) -> None:
+    data = os.urandom(1_000_003)
+    answering = pool.submit(answers, asked(links[0], pool, key), data)
+    filling = pool.submit(filled, Frames(links[1], Poly1305(bytes(32))), len(data))
+    if key == bytes(32):
+        assert filling.result(10) == data
+    else:
+        with pytest.raises(Unfit, match="altered"):
+            filling.result(10)
+    links[1].interrupt()
+    answering.result(10)
+
+
+def test_more_than_was_asked_for_is_refused(links: Pair, pool: ThreadPoolExecutor) -> None:
+    filling = pool.submit(filled, Frames(links[1]), 10)
+    links[0].send(Frame.DATA, b"ten bytes.more")
+    with pytest.raises(BadRequest, match="more than was asked for"):
+        filling.result(10)
+
+
+async def test_a_source_that_is_not_asked_yet_says_that_it_is_there(
+    links: Pair, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "TICK", 0.01)
+    source = asked(links[0], pool)
+    ticking = asyncio.create_task(source.ticking())
+    assert (await asyncio.to_thread(links[1].head))[0] is Frame.TICK
+    hearing = asyncio.create_task(source.run(lambda: source.read(memoryview(bytearray(1)))))
+    await ticking
+    for _ in range(3):
+        assert (await asyncio.to_thread(links[1].head))[0] is Frame.TICK
+    links[1].send_json(Frame.FAILED, NotFound("no memory is to come by this").to_json())
+    with pytest.raises(NotFound, match="no memory"):
+        await hearing
+
+
+def test_a_target_that_says_nothing_is_gone(
+    links: Pair, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "TICK", 0.01)
+    monkeypatch.setattr(pages, "SILENCE", 0.05)
+    with pytest.raises(LinkLost, match="nothing from"):
+        asked(links[0], pool).read(memoryview(bytearray(1)))
 
 
 async def test_what_is_needed_is_waited_for() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from holdfast_node.pair import Part
-from holdfast_node.spool import Spool, admit, spooled, to_its_end
+from holdfast_node.spool import Spool, admit, spooled
 from holdfast_node.store import NoRoom
+from holdfast_node.threads import to_its_end
 from holdfast_wire.errors import BadRequest, Internal
 
 from .test_store import FACTS, KEYS

@@ -26,7 +26,7 @@ class Cluster:
 
 
 async def where(node: str = "m", **notes: str) -> tuple[str, int]:
-    return await target.address(Cluster(**notes), node, SAME)
+    return (await target.look(Cluster(**notes), node, SAME)).address
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,8 @@ async def test_a_processor_that_lacks_something_is_refused_before_anything_is_fr
     assert f"node m's processor lacks what the session may be using: {SAME[0]}" in str(less.value)
     assert "the same kind of processor" in str(less.value)
     kept = Cluster(address="10.0.0.2:7318", cpu=cpu.told(SAME[1:]))
-    assert await target.address(kept, "m", None) == ("10.0.0.2", 7318), "nothing is to run there"
+    found = await target.look(kept, "m", None)
+    assert found.address == ("10.0.0.2", 7318), "nothing is to run there"
     with pytest.raises(Unfit) as other:
         await where(address="10.0.0.2:7318", cpu=cpu.told(SAME, "m68k"))
     assert other.value.fault is Fault.ARCHITECTURE

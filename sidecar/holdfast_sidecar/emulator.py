@@ -106,7 +106,10 @@ class Emulator:
         return await self.call(ask, at_least)
 
     async def call(self, ask: Callable[[Terminal, int], T], at_least: int = 0) -> T:
-        """`ask(terminal, seq)` on the emulator's thread, once it has come to `at_least`."""
+        """`ask(terminal, seq)` on the emulator's thread, once it has come to `at_least`. Before
+        that was started nothing is read, and the terminal is as it was recovered."""
+        if self._thread.ident is None:
+            return ask(self._terminal, self.seq)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 

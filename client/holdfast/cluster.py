@@ -185,6 +185,8 @@ class Cluster:
             found = self.find(name, self.api.aside())
         except HoldfastError:
             return ""
+        if found.phase == Phase.RUNNING:
+            return "it runs, and has not come to this gateway yet"
         ready = found.condition("Ready")
         said = ready.message if ready is not None and ready.bad else ""
         return f"it is {found.phase}: {said}" if said else f"it is {found.phase}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from aiohttp import web
@@ -92,7 +93,8 @@ class FrontDoor:
         transport = request.transport
         if transport is None:
             raise Unauthenticated("the connection is gone")
-        return self._front().caller(transport.get_extra_info("peercert"), request.headers)
+        found = self._front().caller(transport.get_extra_info("peercert"), request.headers)
+        return replace(found, modality=auth.modality_of(request.headers, found.modality))
 
     async def stream_caller(self, request: web.Request) -> Caller:
         return await self.caller(request)

@@ -36,6 +36,8 @@ _YOUNG_SECONDS: Final = 30.0
 # How long a signal may take to be passed on: the keeper does it at once, unless it is frozen.
 _SIGNAL_SECONDS: Final = 0.01
 _SIGNAL_LOOKS: Final = 200
+# The keeper starts a job as soon as it runs at all.
+_BEGIN_SECONDS: Final = 3.0
 OUTPUT_LIMIT: Final = 512 << 10  # in base64 it still fits in a frame
 
 
@@ -188,7 +190,15 @@ class Jobs:
         with contextlib.suppress(HoldError):  # gone: then there is nobody to nudge
             await self._hold.nudge()
 
+    async def _begun(self, identity: str) -> None:
+        """One that was asked for a moment ago is waited for."""
+        for _ in range(100):
+            if self.get(identity).state is not State.STARTING:
+                return
+            await asyncio.sleep(_BEGIN_SECONDS / 100)
+
     async def signal(self, asker: Actor, identity: str, number: int) -> Job:
+        await self._begun(identity)
         async with self._one:
             job = self.get(identity)
             self._check()

@@ -341,7 +341,7 @@ async def test_a_move_by_the_same_agents(cluster: Cluster, bench: kit.Lab, pods:
     async with cluster.agent("a"), cluster.agent("b"):
         api.put("build-2-1", "a", MOVE)
         assert (await api.over("build-2-1"))["phase"] == "Failed"
-        assert pods.here.words == ["park", "seal", "unpark"]
+        assert pods.here.words == ["park", "seal", "seal", "unpark"]
         first.typist.type("lf\n")
         first.typist.until("got=half")
         first.typist.type("read -p 'ag''ain? ' x; echo got=$x\n")
@@ -353,7 +353,11 @@ async def test_a_move_by_the_same_agents(cluster: Cluster, bench: kit.Lab, pods:
         moved = await api.over("build-2-2")
         assert moved["phase"] == "Complete", moved
         assert "location" not in moved
-    assert pods.here.asked[-2:] == [{"do": "park", "to": POD_B}, {"do": "seal"}]
+    assert pods.here.asked[-3:] == [
+        {"do": "park", "to": POD_B},
+        {"do": "seal", "unoffered": True},
+        {"do": "seal"},
+    ]
     assert pods.there.asked == [{"do": "commit"}] * 2
     assert (pods.there.state / "ring").read_bytes() == b"what was shown"
     await eventually(lambda: freezer.children(first.container.hold) == [])

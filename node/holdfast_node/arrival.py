@@ -142,6 +142,7 @@ class Arrivals:
             landing = Landing(
                 pod, order.session, parts, whole=restoring.whole, committed=receiver.committed
             )
+            await receiver.ready()
             ahead = asyncio.create_task(_put_ahead(receiver, places))
             try:
                 manifest = await receiver.receive(parts)

@@ -20,6 +20,8 @@ from typing import Any, Final
 from pycriu import rpc_pb2 as rpc
 from pycriu.images import fdinfo_pb2, mm_pb2, pagemap_pb2, pstree_pb2, tty_pb2
 
+from holdfast_wire.errors import Internal
+
 from .entering import Entered
 
 LOG_LEVEL: Final = 3  # with more it has a line for each piece of memory, and takes twice as long
@@ -63,6 +65,13 @@ async def converse(entered: Entered, request: bytes, notified: Notified | None =
         go_on = True if notified is None else await notified(str(asked.script), pid)
         reply = rpc.criu_req(type=rpc.NOTIFY, notify_success=go_on)
         await entered.send(bytes(reply.SerializeToString()))
+
+
+async def ready(entered: Entered) -> None:
+    """Returns when CRIU is loaded, and waits for what it is to do. Internal: it never will be."""
+    request = rpc.criu_req(type=rpc.VERSION, keep_open=True)
+    if not (await converse(entered, bytes(request.SerializeToString()))).success:
+        raise Internal("CRIU does not even say its version", "see the agent's log")
 
 
 def _answer(response: Any) -> Answer:

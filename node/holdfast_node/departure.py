@@ -67,7 +67,7 @@ class Departure:
             async with self._engine.dumping(
                 pod.hold, self._images, lazy=pages is not None
             ) as dumping:
-                await self._take(taking, pod, dumping)
+                await self._take(sender, taking, pod, dumping)
                 if pages is None:
                     return await self._arrival(sender, taking)
             if self._order.post_copy:
@@ -81,9 +81,10 @@ class Departure:
                 raise PagesLost(f"not all of its memory has left this node ({error})") from error
             raise Gone(f"the target had taken it already ({error})") from error
 
-    async def _take(self, taking: Taking, pod: Pod, dumping: Dumping) -> None:
+    async def _take(self, sender: Sender, taking: Taking, pod: Pod, dumping: Dumping) -> None:
         await taking.ahead(pod)
         await self._report(phase=Phase.DUMPING)
+        await sender.ready()
         how = {"follows": True} if self._order.post_copy else {}
         await taking.stop(pod, to=self._order.target_pod, **how)
         async with taking.in_time():

@@ -204,6 +204,7 @@ class Engine:
         place = Place(hold, self._bundle, images, self._cgroups, self._also)
         async with enter(place, restoring=False, lazy=lazy) as entered:
             await asyncio.to_thread(self.freezer(hold).gather, keeper)
+            await criu_rpc.ready(entered)
             yield Dumping(entered, keeper, images, self._notes, lazy)
 
     def serve(self, hold: int, stream: lazy.Stream) -> int:
@@ -234,6 +235,7 @@ class Engine:
                 following = await stack.enter_async_context(lazy.filling(place, before))
             if after is not None:
                 following = await stack.enter_async_context(lazy.following(place, after))
+            await criu_rpc.ready(entered)
             yield Restoring(entered, hold, self.freezer(hold), images, self._notes, following)
 
 

@@ -49,6 +49,7 @@ class Frame(IntEnum):
     COMMITTED = 10
     FAILED = 11  # body: the reason
     ZEROS = 12  # of a part: as DATA, CHUNK of them
+    READY = 13  # nothing has to be made any more before what was dumped can be restored
 
 
 _KINDS: Final = frozenset(Frame)

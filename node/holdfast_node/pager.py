@@ -111,7 +111,7 @@ class Pager:
         self._orders = orders
         self._listening = listening
         self._runs = runs
-        self._source = Source(stream)
+        self._source = Source(stream, buffer=Buffer(CHUNK if runs is not None else _EARLY))
         self._early: list[Came] = []  # what came before it has a place
         self._hurried: set[tuple[int, int]] = set()  # PID, page: waited for, and asked for before
         self._spaces: list[Space] = []
@@ -192,8 +192,9 @@ class Pager:
         (number,) = struct.unpack("=i", word)
         if number == _RESTORED:
             self._restored = True
-            while self._early:
-                self._put_all(self._early.pop(0))
+            for came in self._early:
+                self._put_all(came)
+            self._early.clear()
         elif number > 0:
             _, fds, _, _ = socket.recv_fds(restorer, 1, 1)
             self._add(Space(fds[0], number, Missing(self._dumped.get(number, ()))))
@@ -265,7 +266,7 @@ class Pager:
             self._put_all(came)
         else:
             self._early.append(came)
-            self._source.buffer = Buffer()
+            self._source.buffer = came.buffer.after(came.end - came.start)
             self._hurry()
 
     def _put_all(self, came: Came) -> None:
@@ -335,7 +336,8 @@ class Pager:
     def _at_once(self) -> int:
         """Bytes to ask for."""
         if not self._restored:
-            return _ASKED if self._runs is None and len(self._early) * CHUNK < _EARLY else 0
+            left = len(self._source.buffer.view) - self._source.coming
+            return _ASKED if self._runs is None and left >= 2 * CHUNK else 0
         if self._runs is None:
             return _ASKED_WHOLE
         busy = time.monotonic() - self._waited < _BUSY_SECONDS

@@ -99,6 +99,10 @@ class Receiver:
         but what it belongs to is known only when `receive` returns."""
         return self._arrived.setdefault(part, self._loop.create_future())
 
+    async def ready(self) -> None:
+        """The sender, which waits for that, may stop the session. Before `receive`."""
+        await self.run(lambda: self.link.send(Frame.READY))
+
     async def committed(self) -> None:
         await self._say(Frame.COMMITTED, b"")
 

@@ -19,7 +19,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -115,29 +115,32 @@ class Taking:
             ) from error
 
     async def take(self, pod: Pod, dumping: Dumping, **how: Any) -> int:
-        """Of the session that stands still, everything; its terminal's seq."""
-        sealed = await ask(pod.uid, "seal", seconds=SIDECAR_SECONDS, **how)
-        pids = descendants(dumping.keeper)
-        taken = await asyncio.to_thread(_empty_terminal, dumping.keeper, pod)
-        await self._memory(dumping, sealed, taken)
-        places = layer.places_of(pod.hold, self._order.volumes)
-        for (name, place), look in zip(places.items(), self._looks, strict=True):
-            await self._parts.send_from(
-                f"{name}.later", partial(layer.difference, place, look, pids=pids)
-            )
+        """Of the session that stands still, everything; its terminal's seq. `how`: what the sidecar
+        is told of it, if it is not to be offered."""
+        first = how or {"unoffered": True}
+        sealed = await ask(pod.uid, "seal", seconds=SIDECAR_SECONDS, **first)
+        async with _beside(self._offer(pod, how)):
+            pids = descendants(dumping.keeper)
+            taken = await asyncio.to_thread(_empty_terminal, dumping.keeper, pod)
+            await self._memory(dumping, sealed, taken)
+            places = layer.places_of(pod.hold, self._order.volumes)
+            for (name, place), look in zip(places.items(), self._looks, strict=True):
+                await self._parts.send_from(
+                    f"{name}.later", partial(layer.difference, place, look, pids=pids)
+                )
         return int(sealed.get("seq", 0))
+
+    async def _offer(self, pod: Pod, how: dict[str, Any]) -> None:
+        """To the target; the API takes a while for it. What is kept is offered to nobody."""
+        if not how:
+            await ask(pod.uid, "seal", seconds=SIDECAR_SECONDS)
 
     async def _memory(self, dumping: Dumping, sealed: dict[str, Any], taken: Taken) -> None:
         """And what changes no more since it is sealed: CRIU needs a while for its first page."""
         done = asyncio.Event()
-        sending = asyncio.create_task(self._follow(sealed, taken, done))
-        try:
+        async with _beside(self._follow(sealed, taken, done)):
             await dumping.dump()
             done.set()
-            await sending
-        finally:
-            sending.cancel()
-            await asyncio.wait([sending])
 
     async def _follow(self, sealed: dict[str, Any], taken: Taken, done: asyncio.Event) -> None:
         await self._state(sealed)
@@ -176,6 +179,18 @@ class Taking:
             features=features,
             created=self.at,
         )
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
+    """Is done when this is left, or not wanted any more."""
+    working = asyncio.create_task(work)
+    try:
+        yield
+        await working
+    finally:
+        working.cancel()
+        await asyncio.wait([working])
 
 
 async def settle(pod_uid: str, cage: Freezer | None) -> bool:

@@ -3,7 +3,9 @@ of it. One connection for each; nothing is resumed. A link that is lost is lost,
 afterwards is the Lease, never what either agent believes.
 
     sender     HELLO  BEGIN DATA|ZEROS... END  (parts may overlap)  MANIFEST
-    receiver   PROGRESS...  RECEIVED  TICK...  COMMITTED | FAILED
+    receiver   READY  PROGRESS...  RECEIVED  TICK...  COMMITTED | FAILED
+
+READY is of a move alone: the session is not stopped before.
 
 The work is done by one thread for each connection; memory is bounded by one chunk for each.
 """
@@ -93,7 +95,7 @@ class Sender:
         self._link, self._keys, self._worker, self._salt = link, keys, worker, salt
         self._closing = threading.Event()
         self._buffer = memoryview(bytearray(CHUNK))
-        self._received = False
+        self._received = self._ready = False
         self._failure: HoldfastError | None = None
         self.parts: dict[str, Part] = {}
         self._names: set[str] = set()
@@ -127,6 +129,15 @@ class Sender:
         """CRIU's images while it writes them. Its files of memory only grow, and are sent and
         freed behind what was sent; all others follow when `done` says that CRIU has ended."""
         await self._run(lambda: self._follow(prefix, directory, done))
+
+    async def ready(self) -> None:
+        """Returns when the receiver has all it needs to restore what will come."""
+
+        def work() -> None:
+            while not self._ready:
+                self._hear()
+
+        await self._run(work)
 
     async def finish(self, facts: Facts) -> Manifest:
         """Returns when the receiver has found all of it right. LinkLost from here on: the receiver
@@ -204,6 +215,7 @@ class Sender:
         if kind == Frame.PROGRESS:
             self.progress.taken = int(as_json(body).get("bytes", 0))
         self._received = self._received or kind == Frame.RECEIVED
+        self._ready = self._ready or kind == Frame.READY
         return kind
 
     def _begin(self, part: str) -> _Going:

@@ -109,7 +109,7 @@ class Departure:
         self._sidecar.unpark()
 
     async def seal(self, body: Body) -> Body:
-        keep = _flag(body, "keep")
+        keep, unoffered = _flag(body, "keep"), _flag(body, "unoffered")
         async with self._one:
             if self._session.exit is None:
                 self._check_ours()
@@ -120,10 +120,12 @@ class Departure:
             if not self._session.sealed:
                 await self._close()
             self._staying = False
-        if not keep:
-            await self._agreed(self._fence.offer(self._to, self._name), "the offer")
         seq = self._session.ring.head
-        log(f"sealed at seq {seq}, " + ("to be stored" if keep else f"offered to pod {self._to}"))
+        if not keep and not unoffered:
+            await self._agreed(self._fence.offer(self._to, self._name), "the offer")
+            log(f"offered to pod {self._to}")
+        else:
+            log(f"sealed at seq {seq}" + (", to be stored" if keep else ""))
         return {"seq": seq, "files": sealed.files(self._folder)}
 
     async def _agreed(self, work: Coroutine[Any, Any, None], what: str) -> None:

@@ -103,6 +103,26 @@ class Taking:
             self.ended.set()
 
 
+async def test_the_sender_hears_when_the_receiver_has_all_it_needs(tls: Contexts) -> None:
+    made, said = asyncio.Event(), asyncio.Event()
+
+    async def makes(receiver: Receiver) -> None:
+        await made.wait()
+        await receiver.ready()
+        await said.wait()
+        raise Unfit(Fault.FOREIGN, "it was only to be ready")
+
+    async with linked(tls, makes) as sender:
+        waiting = asyncio.create_task(sender.ready())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        made.set()
+        await waiting
+        said.set()
+        with pytest.raises(HoldfastError, match="only to be ready"):
+            await sender.outcome()
+
+
 async def test_parts_arrive_whole_and_the_sender_hears_of_it(tls: Contexts, tmp_path: Path) -> None:
     big = os.urandom((3 << 20) + 17)
     (tmp_path / "pages").write_bytes(big)

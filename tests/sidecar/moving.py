@@ -35,7 +35,12 @@ def taken(pod: Pod) -> bytes:
 def seal(pod: Pod) -> dict[str, Any]:
     assert pod.agent("park", to=TARGET)["ok"]
     assert pod.ask_hold("freeze")["ok"]
-    return sealed(pod)
+    closed = pod.agent("seal", unoffered=True)
+    assert closed["ok"], closed
+    assert "offer" not in pod.api.notes()
+    answer = sealed(pod)
+    assert answer == closed, "what was copied since is what is offered"
+    return answer
 
 
 def sealed(pod: Pod) -> dict[str, Any]:

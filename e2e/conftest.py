@@ -20,7 +20,10 @@ from e2e.cluster import __main__ as cluster
 from e2e.cluster.leftovers import leftovers
 from e2e.cluster.places import KUBECONFIG, LOGS, NUMBER, REPOSITORY, STATE
 from e2e.cluster.running import running
+from e2e.guests import guests
 from e2e.lab import OPERATOR_NAMESPACE, KubectlError, Lab
+
+__all__ = ["guests"]  # for all
 
 BUILD = REPOSITORY / "build" / "e2e"
 
@@ -130,8 +133,8 @@ def merge(measured: dict[str, Any], report: Path) -> None:
     before = json.loads(report.read_text()) if report.exists() else {}
     if before.get("commit") != measured["commit"]:
         before = {}  # another's figures
-    faults = {*before.get("faults_passed", ()), *measured.get("faults_passed", ())}
     body = {**before, **measured}
-    if faults:
-        body["faults_passed"] = sorted(faults)
+    for kind in ("faults_passed", "attacks_passed"):
+        if found := {*before.get(kind, ()), *measured.get(kind, ())}:
+            body[kind] = sorted(found)
     report.write_text(json.dumps(body, indent=2, sort_keys=True) + "\n")

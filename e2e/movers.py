@@ -55,12 +55,14 @@ while True:
 
 @pytest.fixture(autouse=True)
 def passed(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Into the report goes which faults were lived through. For modules that import it."""
+    """Into the report goes which faults were lived through, and which attacks. For modules that
+    import it."""
     before = request.session.testsfailed
     yield
-    mark = request.node.get_closest_marker("faults")
-    if mark is not None and request.session.testsfailed == before:
-        lab.report.setdefault("faults_passed", []).extend(mark.args)
+    for kind in ("faults", "attacks"):
+        mark = request.node.get_closest_marker(kind)
+        if mark is not None and request.session.testsfailed == before:
+            lab.report.setdefault(f"{kind}_passed", []).extend(mark.args)
 
 
 def shared(*, at: str = "/shared") -> dict[str, Any]:

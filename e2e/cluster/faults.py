@@ -16,6 +16,7 @@ from e2e.cluster.running import running
 from e2e.cluster.say import ClusterError
 
 KUBELET_PORT = 10250
+UPLINK_PORT = 7070  # of the gateway, where sidecars dial in
 
 
 @contextmanager
@@ -65,6 +66,15 @@ def cut_from_clients(node: str) -> Iterator[None]:
     """Nobody reaches the node's sessions; the node reaches the API."""
     reach = f"tcp dport {KUBELET_PORT} drop"
     with _filter(node, input=reach):
+        yield
+
+
+@contextmanager
+def cut_from_gateways(node: str) -> Iterator[None]:
+    """The node's sessions reach no gateway, and no gateway there is reached; nothing else is
+    missing."""
+    rules = "; ".join(f"tcp {side} {UPLINK_PORT} drop" for side in ("dport", "sport"))
+    with _filter(node, forward=rules):
         yield
 
 

@@ -110,6 +110,7 @@ class ClusterSessions:
     # -- asking
 
     async def list(self, caller: Caller) -> list[dict[str, Any]]:
+        await self._listed()
         seen = list(self._watched.every())
         whole = {
             namespace: await self._reviews.allowed(caller, Act.STREAM, namespace, "")
@@ -125,7 +126,7 @@ class ClusterSessions:
     async def describe(self, name: str, caller: Caller) -> dict[str, Any]:
         key = self.key(name)
         await self._reviews.allow(caller, Act.STREAM, *key)
-        self._existing(key)
+        await self._existing(key)
         return await self._told(key, caller)
 
     async def _told(self, key: Key, caller: Caller) -> dict[str, Any]:
@@ -230,7 +231,7 @@ class ClusterSessions:
         found = self._uplinks.get(key)
         if found is not None:
             return found
-        item = self._existing(key)
+        item = await self._existing(key)
         phase = str((item.get("status") or {}).get("phase") or "Pending")
         if phase in _ENDED:
             raise Ended(f"session {'/'.join(key)} has ended", "'kubectl holdfast logs' has its end")
@@ -246,7 +247,16 @@ class ClusterSessions:
             )
         return found
 
-    def _existing(self, key: Key) -> Object:
+    async def _listed(self) -> None:
+        """A gateway that has just begun does not know yet what there is not."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._watched.ready.wait()
+        except TimeoutError:
+            raise Unavailable("this gateway has not seen the sessions yet", "try again") from None
+
+    async def _existing(self, key: Key) -> Object:
+        await self._listed()
         item = self._watched.get(key)
         if item is None:
             raise NotFound(f"there is no session {'/'.join(key)}", "'kubectl get sessions' has all")

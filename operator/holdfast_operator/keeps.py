@@ -10,7 +10,8 @@ First row that fits:
     a keep under way                             AwaitKeep
     stored to be stopped, a moment ago           AwaitKeep: the Lease will say so too
     more orders than are to stay                 DeleteCheckpoints
-    no agent on its node, or to be ended         nothing, until it is idle for long enough
+    no agent on its node, or to be ended, or     nothing, until it is idle for long enough
+    which image it runs is not known yet
     to be suspended      failed just now         AwaitKeep
                          else                    CreateKeep, then Stop
     periodic             due                     CreateKeep, then RunOn
@@ -86,7 +87,8 @@ def _stopped(seen: Observed) -> datetime | None:
 
 
 def able(seen: Observed) -> bool:
-    """Whether it can be stored now."""
+    """Whether it can be stored now. Its image must be known: what was stored without it fits no
+    pod, and a kubelet may be seconds late in saying which it is."""
     node, pod, lease = seen.node, seen.pod, seen.lease
     runs = lease is not None and lease.record.holder != "" and lease.started and not seen.may_take
     return (
@@ -95,6 +97,7 @@ def able(seen: Observed) -> bool:
         and node.agent
         and pod is not None
         and not pod.deleting
+        and pod.image != ""
         and not seen.session.ended
         and seen.orders is not None
     )

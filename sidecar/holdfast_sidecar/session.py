@@ -29,7 +29,7 @@ from holdfast_sidecar.pty import BATCH, Pty
 from holdfast_sidecar.ring import MAX_MARKS, Mark, Ring
 from holdfast_sidecar.spec import Spec
 from holdfast_sidecar.turn import Participant, Turn
-from holdfast_wire.errors import Busy, Ended, Internal
+from holdfast_wire.errors import Busy, Ended, Forbidden, Internal
 from holdfast_wire.frames import Control, Gap, Part, Snapshot, encode
 from holdfast_wire.ids import Actor, ClientId
 
@@ -91,6 +91,7 @@ class Session:
         self._publish_soon: asyncio.TimerHandle | None = None
         self._emulate_soon: asyncio.TimerHandle | None = None
         self._unjournaled: list[Record] = []
+        self._tried: set[ClientId] = set()  # viewers who typed
         self._journal_soon: asyncio.TimerHandle | None = None
         self._reserved: asyncio.TimerHandle | None = None
         self._position = 0
@@ -210,6 +211,7 @@ class Session:
 
     def leave(self, client: ClientId) -> None:
         self._outlets.pop(client, None)
+        self._tried.discard(client)
         self.journal.add("leave", client=client)
         self.turn.leave(client)
         self._fit()
@@ -289,7 +291,7 @@ class Session:
         if client is not None and self._is_automatic(client, data):
             done(self.inputs.last, False)
             return
-        self.turn.check_write(actor, client)
+        self._check_write(actor, client, modality)
         seen = self.inputs.seen(actor, key)
         if seen is not None:
             done(seen, True)
@@ -314,6 +316,16 @@ class Session:
         self._journal_input(record)
         if len(data) <= _KEYSTROKE_BYTES:
             self.pty.catch_echo()
+
+    def _check_write(self, actor: Actor, client: ClientId | None, modality: str) -> None:
+        """That a viewer tried to type is journaled, once for each: he may go on for ever."""
+        try:
+            self.turn.check_write(actor, client)
+        except Forbidden:
+            if client is not None and client not in self._tried:
+                self._tried.add(client)
+                self.journal.add("refused", actor=actor, client=client, modality=modality)
+            raise
 
     def _journal_input(self, record: Record) -> None:
         self._unjournaled.append(record)

@@ -17,6 +17,7 @@ from holdfast_gateway.backend import Act
 from holdfast_gateway.cluster import ClusterSessions, Verifier
 from holdfast_gateway.reviews import Reviews
 from holdfast_gateway.uplinks import Uplinks
+from holdfast_gateway.watched import Watched
 from holdfast_wire.errors import (
     BadRequest,
     Ended,
@@ -155,6 +156,31 @@ async def test_absent_and_forbidden_sound_the_same(reached: Reached, api: FakeAp
     await asyncio.sleep(0)
     with pytest.raises(NotFound):
         await reached.backend.describe("nowhere", ADA)
+
+
+async def test_before_it_has_seen_them_it_denies_no_session(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that was killed and is back is asked before it has listed them: `NotFound` would
+    end a client for good."""
+    api.allow("ada", Act.STREAM)
+    asks = Reviews(api)  # type: ignore[arg-type]
+    uplinks = Uplinks(Verifier(api, asks))  # type: ignore[arg-type]
+    watched = Watched(api, (), lambda _: None)  # type: ignore[arg-type]
+    early = ClusterSessions(api, asks, uplinks, watched, "ns")  # type: ignore[arg-type]
+    asked = asyncio.create_task(early.describe("it", ADA))
+    for _ in range(5):  # and it waits
+        await asyncio.sleep(0)
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.0)
+    for ask in (early.describe("it", ADA), early.request("it", {"kind": "state"}, ADA)):
+        with pytest.raises(Unavailable):
+            await ask
+    with pytest.raises(Unavailable):
+        await early.list(ADA)
+    running = asyncio.create_task(watched.run())
+    assert (await asked)["session"] == "it"
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_only_what_one_may_see_is_listed(reached: Reached, api: FakeApi) -> None:

@@ -54,7 +54,7 @@ def lease(
 
 
 def pod(epoch: int = 1, **changes: Any) -> PodSeen:
-    made = PodSeen(f"build-{epoch}", f"p{epoch}", True, epoch, "n", False, False)
+    made = PodSeen(f"build-{epoch}", f"p{epoch}", True, epoch, "n", False, False, image="app@1")
     return replace(made, **changes)
 
 

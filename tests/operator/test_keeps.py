@@ -110,6 +110,9 @@ ROWS: list[tuple[Observed, Step]] = [
     (running(node=NodeSeen("n", False, False)), Wait()),
     (running(node=None), Wait()),
     (running(pods=(pod(deleting=True),)), Wait()),
+    # What it runs in is not known yet.
+    (running(pods=(pod(image=""),)), Wait()),
+    (running(pods=(pod(image=""),), spec=SUSPENDED), Wait()),
     # One at a time, unless nobody will ever come to its end, or it was another pod's.
     (running(order(1, "Dumping", age=10)), Wait(NOW + 950)),
     (running(order(1, "Pending", age=10), spec=SUSPENDED), Wait(NOW + 950)),

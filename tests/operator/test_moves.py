@@ -312,7 +312,7 @@ def test_the_order_to_the_agent() -> None:
     assert made["metadata"]["labels"][names.NODE] == "n"
     assert made["spec"] == {
         "sessionName": "build", "sessionUID": "u", "epoch": 1, "trigger": "Drain",
-        "sourceNode": "n", "sourcePodUID": "p1", "image": "",
+        "sourceNode": "n", "sourcePodUID": "p1", "image": "app@1",
         "targetNode": "m", "targetPodUID": "p2",
         "volumes": [], "deadlineSeconds": 60,
     }  # fmt: skip

@@ -344,7 +344,8 @@ def base(world: World) -> None:
     lease = world.api.put({"kind": "Lease", "metadata": meta, "spec": {"holderIdentity": "p/0"}})
     labels = {names.SESSION_LABEL: "base", names.EPOCH: "4"}
     meta = {"name": "base-4", "labels": labels, "ownerReferences": owner}
-    world.api.put({"kind": "Pod", "metadata": meta, "spec": {"nodeName": "node-1"}})
+    pod = world.api.put({"kind": "Pod", "metadata": meta, "spec": {"nodeName": "node-1"}})
+    pod["status"] = {"containerStatuses": [{"name": "session", "imageID": "app@1"}]}
     world.renewed.append(lease)
 
 

@@ -60,12 +60,16 @@ def test_a_key_takes_effect_once_even_across_a_killed_sidecar(live_bash: Live) -
 
 
 def test_a_viewer_neither_types_nor_resizes(live_bash: Live) -> None:
+    """Attack 11: dropped, and journaled; once, or the journal would be his to fill."""
     with live_bash.attached(mode="view", columns=33, rows=11) as viewer:
         viewer.typed(b"echo no\r", number=9)
-        while not viewer.errors:
+        viewer.typed(b"echo no\r", number=10)
+        while len(viewer.errors) < 2:
             viewer.next()
-        assert viewer.errors[0].ref == 9
+        assert [error.ref for error in viewer.errors] == [9, 10]
         assert isinstance(viewer.errors[0].exception(), errors.Forbidden)
+        records = viewer.ask("journal")["records"]
+        assert [one["kind"] for one in records].count("refused") == 1
         viewer.send(Resize(0, 20, 5))
         info = viewer.ask("info")
         assert (info["columns"], info["rows"]) == (80, 24)

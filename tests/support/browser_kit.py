@@ -40,9 +40,10 @@ def chromium() -> str | None:
 
 
 @contextlib.contextmanager
-def browser() -> Iterator[Browser]:
+def browser(*more: str) -> Iterator[Browser]:
+    """`more`: flags."""
     # As root, Chromium cannot use its sandbox; the pages it opens here are our own.
-    flags = [*_FLAGS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    flags = [*_FLAGS, *more, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium(), args=flags)
         try:

@@ -330,7 +330,8 @@ class World:
         for pod in self.api.pods():
             if self.start_pods and not pod["spec"].get("nodeName"):
                 pod["spec"]["nodeName"] = "node-2" if self.cordoned else "node-1"
-                pod["status"] = {"phase": "Running"}
+                runs: Json = {"name": "session", "imageID": "app@1"}
+                pod["status"] = {"phase": "Running", "containerStatuses": [runs]}
                 epoch = Epoch(int(pod["metadata"]["labels"][names.EPOCH]))
                 uid = pod["metadata"]["uid"]
                 holder = Holder(Timing.of(20), f"{uid}/0", epoch)
@@ -339,7 +340,7 @@ class World:
                     running: Json = {"state": {"running": {}}}
                     pod["spec"]["nodeName"] = "node-2"
                     pod["status"]["initContainerStatuses"] = [{"name": "holdfast", **running}]
-                    pod["status"]["containerStatuses"] = [{"name": "session", **running}]
+                    runs |= running
                 self.incarnations[uid] = Incarnation(self, pod, holder, waits=waits)
         for one in self.incarnations.values():
             one.beat()

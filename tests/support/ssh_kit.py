@@ -59,7 +59,7 @@ class Ssh:
 
     def __init__(self, folder: Path, port: int, host_key: str, host: str = HOST) -> None:
         self.folder, self.port, self.host = folder, port, host
-        self.known = folder / "known_hosts"
+        self.known = folder / f"known_hosts-{host}-{port}"
         self.known.write_text(f"[{host}]:{port} {host_key}\n")
 
     def at(self, session: str) -> str:

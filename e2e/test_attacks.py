@@ -1,0 +1,206 @@
+"""Attacks on the gateway of a real cluster, by somebody who knows its address and may know a token.
+Numbers are those of docs/gateway.md; what is not here has a test without a cluster, named there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import aiohttp
+import pytest
+import yaml
+
+from e2e.balancer import GATEWAYS, replicas
+from e2e.cluster.places import KUBECONFIG
+from e2e.guests import NAME, NAMESPACE, Guests
+from e2e.lab import OPERATOR_NAMESPACE, Lab
+from e2e.movers import passed
+from events_kit import viewing
+from holdfast_kube.credentials import from_kubeconfig
+from holdfast_wire.frames import Attach, Input, encode
+
+__all__ = ["passed"]
+
+PATIENCE: Final = 60.0
+FRONT: Final = 8444
+# The API server itself believes a token for ten seconds after it was revoked.
+REVOKED_SECONDS: Final = 10.0 + 5.0
+PATH: Final = f"/api/v1/namespaces/{NAMESPACE}/sessions"
+CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Answers:
+    def __init__(self, guests: Guests, http: aiohttp.ClientSession) -> None:
+        self._guests, self._http = guests, http
+
+    async def status(self, path: str, token: str = "", **headers: str) -> int:
+        bearer = {"Authorization": f"Bearer {token}"} if token else {}
+        sent = {name.replace("_", "-"): value for name, value in headers.items()} | bearer
+        url = f"{self._guests.url}{path}"
+        async with self._http.get(
+            url, headers=sent, ssl=self._guests.tls, allow_redirects=False
+        ) as answer:
+            return answer.status
+
+    async def upgrade(self, path: str, origin: str | None, *protocols: str) -> int:
+        try:
+            async with self._http.ws_connect(
+                f"{self._guests.url}{path}", origin=origin, protocols=protocols,
+                ssl=self._guests.tls,
+            ):  # fmt: skip
+                return 101
+        except aiohttp.WSServerHandshakeError as error:
+            return error.status
+
+
+@pytest.mark.attacks(1, 2, 3, 4, 6, 8, 12)
+@pytest.mark.timeout(120)
+async def test_at_the_door(lab: Lab, guests: Guests) -> None:
+    session = guests.reached(lab.session("target", "bash", "--norc"))
+    one, own = f"{PATH}/{session.name}", guests["wanda"].token
+    stream, page = f"{one}/stream", f"bearer.{own}"
+    async with aiohttp.ClientSession() as http:
+        ask = Answers(guests, http)
+        assert await ask.status(f"{one}/state", own) == 200
+        # 1: another site's page, or nobody says whose; with a token that is good.
+        assert await ask.upgrade(stream, "https://evil.example", "holdfast.v1", page) == 403
+        assert await ask.upgrade(stream, None, "holdfast.v1", page) == 403
+        assert await ask.status(f"{one}/state", own, Origin="https://evil.example") == 403
+        assert await ask.upgrade(stream, guests.url, "holdfast.v1", page) == 101
+        # 2: before the upgrade, and without.
+        assert await ask.upgrade(stream, guests.url, "holdfast.v1") == 401
+        assert await ask.upgrade(stream, None) == 401
+        # 3: in a URL, where it would be logged.
+        assert await ask.status(f"{one}/state?token={own}") == 400
+        assert await ask.status(f"{one}/state?access_token={own}", own) == 400
+        # 4: a token for the API server, of somebody who may.
+        other = yaml.safe_load(guests["wanda"].kubeconfig.read_text())["users"][0]["user"]["token"]
+        for path in (f"{one}/state", "/mcp", stream):
+            assert await ask.status(path, other) == 401, path
+        assert await ask.upgrade(stream, guests.url, "holdfast.v1", f"bearer.{other}") == 401
+        # 6: a user's name in a header, at the door for people.
+        forged = {"X_Remote_User": guests["wanda"].actor, "X_Forwarded_User": guests["wanda"].actor}
+        assert await ask.status(f"{one}/state", **forged) == 401
+        assert await ask.status(f"{one}/state", guests["sven"].token, **forged) == 403
+        # 8: nothing is sent elsewhere, and 12: no name is a path, an option or a command.
+        odd = ("..", "%2e%2e", "-oProxyCommand=id", "a;id", "$(id)", "a%0aid", "%00", "x" * 300)
+        for name in odd:
+            assert await ask.status(f"{PATH}/{name}/state", own) in (400, 403, 404), name
+        assert await ask.status(f"{PATH}//{session.name}/state", own) in (400, 404)
+    for words in (("-oProxyCommand=id", "true"), ("a;id", "true")):
+        done = await asyncio.to_thread(guests.ssh.run, "wanda", "-l", words[0],
+                                       guests.ssh.host, words[1])  # fmt: skip
+        assert done.returncode == 64, done
+    logs = lab.kubectl("logs", "-n", OPERATOR_NAMESPACE, *GATEWAYS, "--tail=-1", "--prefix")
+    assert "client_attached" in logs
+    assert own not in logs
+    assert own.rsplit(".")[-1] not in logs
+    assert other not in logs
+
+
+@pytest.mark.attacks(6)
+async def test_the_door_of_the_api_server(lab: Lab, guests: Guests) -> None:
+    """With no certificate, and with one that the cluster's own CA gave to an administrator."""
+    config = yaml.safe_load(KUBECONFIG.read_text())
+    found = from_kubeconfig(config, KUBECONFIG.parent)
+    strange, admin = _trusting(guests), _trusting(guests)
+    assert found.certificate is not None
+    assert found.key is not None
+    pair = guests.folder / "admin.pem"
+    pair.write_text(f"{found.certificate}\n{found.key}")
+    admin.load_cert_chain(pair)
+    pair.unlink()
+    forged = {"X-Remote-User": "system:admin", "X-Remote-Group": "system:masters"}
+    url = f"https://{replicas(lab)[0]['status']['podIP']}:{FRONT}/apis"
+    for context in (strange, admin):
+        async with aiohttp.ClientSession() as http:
+            with pytest.raises((aiohttp.ClientError, ConnectionError)):
+                await http.get(url, headers=forged, ssl=context, server_hostname=NAME)
+
+
+def _trusting(guests: Guests) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(guests.folder / "gateway-ca.crt"))
+
+
+@pytest.mark.attacks(11, 14)
+@pytest.mark.timeout(120)
+async def test_a_viewer_types_and_a_terminal_answers(lab: Lab, guests: Guests) -> None:
+    """11: what a viewer sends is dropped, and that he did is known. 14: what a terminal says of
+    itself, unasked, is nobody's input."""
+    session = guests.reached(lab.session("watched", "bash", "--norc"))
+    async with aiohttp.ClientSession() as http, guests.sdk("wanda", session.name) as own:
+        await own.wait("prompt", timeout=PATIENCE)
+        await own.send("echo typed", enter=True)
+        inputs = len([one for one in await own.journal() if one.kind == "input"])
+        for who, mode, data in (
+            ("otto", "view", b"echo intruder-$((1+1))\r"),
+            ("wanda", "write", b"\x1b[?62;22;52c\x1b]52;c;aGk=\x07"),
+        ):
+            async with http.ws_connect(
+                f"{guests.base(session.name)}/stream", ssl=guests.tls,
+                headers={"Authorization": f"Bearer {guests[who].token}"},
+            ) as socket:  # fmt: skip
+                attach = Attach({"mode": mode, "columns": 80, "rows": 24})
+                await socket.send_bytes(encode(attach) + encode(Input(1, b"", data)))
+                await asyncio.sleep(1)
+        await own.send("echo after", enter=True)
+        shown = (await own.screen(scrollback=True)).text
+        journal = await own.journal()
+    assert "intruder" not in shown
+    assert "after" in shown
+    assert [one.kind for one in journal].count("input") == inputs + 1
+    (tried,) = [one for one in journal if one.kind == "refused"]
+    assert tried.actor == guests["otto"].actor
+
+
+@pytest.mark.attacks(13)
+def test_nothing_that_a_session_says_commands_a_terminal(lab: Lab, guests: Guests) -> None:
+    """Its title and its last words, where people look with kubectl."""
+    evil = "\\033]0;evil\\007\\033]52;c;aGk=\\007\\033[31mred\\033[2J\\n"
+    session = lab.begin("evil", "bash", "-c", f"printf '{evil}'; exit 3")
+    session.await_phase("Failed")
+    told = json.dumps(session.body, ensure_ascii=False).encode().decode("unicode_escape")
+    assert "red" in told, "its last words are kept"
+    events = "\n".join(session.events())
+    for text in (
+        lab.kubectl("get", "sessions"), lab.kubectl("get", "sessions", "-o", "wide"),
+        lab.kubectl("describe", "session", "evil"), lab.holdfast("ls"),
+        lab.holdfast("describe", "evil"), events, *_strings(session.body),
+    ):  # fmt: skip
+        assert not CONTROL.search(text), text
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for one in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
+        yield from _strings(one)
+
+
+@pytest.mark.attacks(10)
+@pytest.mark.timeout(120)
+async def test_a_token_that_is_revoked_cuts_a_live_stream(lab: Lab, guests: Guests) -> None:
+    session = guests.reached(lab.session("revoked", "bash", "--norc"))
+    lab.kubectl("create", "serviceaccount", "brief")
+    lab.kubectl("create", "rolebinding", "brief", "--clusterrole=holdfast-observer",
+                f"--serviceaccount={NAMESPACE}:brief")  # fmt: skip
+    try:
+        token = lab.kubectl("create", "token", "brief", "--audience=holdfast").strip()
+        stream = f"{guests.base(session.name)}/stream"
+        async with viewing(stream, token, tls=guests.tls, patience=PATIENCE) as viewer:
+            await viewer.until(lambda: "snapshot" in viewer.kinds)
+            await asyncio.to_thread(lab.kubectl, "delete", "serviceaccount", "brief")
+            began = time.monotonic()
+            await viewer.until(lambda: "problem" in viewer.kinds)
+        lab.report["revoked_token_cut_seconds"] = round(time.monotonic() - began, 1)
+        assert viewer.seen[-1][1]["error"]["code"] == "unauthenticated"
+        assert time.monotonic() - began < REVOKED_SECONDS
+    finally:
+        lab.kubectl("delete", "serviceaccount,rolebinding", "brief", "--ignore-not-found")

@@ -58,7 +58,7 @@ class Ssh:
     """The way in to a gateway that serves SSH, for whoever has a key."""
 
     def __init__(self, folder: Path, port: int, host_key: str, host: str = HOST) -> None:
-        self.folder, self.port, self.host = folder, port, host
+        self.folder, self.port, self.host, self.host_key = folder, port, host, host_key
         self.known = folder / f"known_hosts-{host}-{port}"
         self.known.write_text(f"[{host}]:{port} {host_key}\n")
 
@@ -100,11 +100,11 @@ class Ssh:
 
 def served(place: Place, folder: Path, *arguments: str) -> Ssh:
     """Starts the place's gateway with SSH, for the keys of the file `keys` in `folder`."""
+    said = re.compile(r'listening_ssh host="127.0.0.1" port=(\d+)')
+    again = (place.state / "gateway.log").exists()
+    before = len(said.findall(place.log())) if again else 0
     place.start("--ssh-port", "0", "--ssh-keys", str(folder / "keys"), *arguments)
-    found = until(
-        lambda: re.findall(r'listening_ssh host="127.0.0.1" port=(\d+)', place.log()),
-        "the gateway to serve SSH",
-    )
+    found = until(lambda: said.findall(place.log())[before:], "the gateway to serve SSH")
     host_key = asyncssh.read_private_key(place.state / "ssh_host_key")
     return Ssh(folder, int(found[-1]), public(host_key))
 

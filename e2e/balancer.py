@@ -27,13 +27,14 @@ def replicas(lab: Lab) -> list[dict[str, Any]]:
 
 def spread(lab: Lab) -> None:
     """One on each node, also if a drain before has brought them together."""
-    every = replicas(lab)
-    if len(every) > 1 and len({pod["spec"]["nodeName"] for pod in every}) == 1:
+    every = lab.get("pods", "-n", OPERATOR_NAMESPACE, *GATEWAYS)["items"]
+    if len({pod["spec"].get("nodeName") for pod in every}) == 1:
         name = every[0]["metadata"]["name"]
         lab.kubectl("delete", "pod", name, "-n", OPERATOR_NAMESPACE, "--wait=false")
     until(
         lambda: len({pod["spec"]["nodeName"] for pod in replicas(lab)}) == 2,
         "a gateway is ready on each node",
+        90,
     )
 
 

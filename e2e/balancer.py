@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from e2e.lab import OPERATOR_NAMESPACE, Lab
+from e2e.lab import OPERATOR_NAMESPACE, Lab, until
 
 GATEWAYS: Final = ("-l", "app.kubernetes.io/component=gateway")
 _CONNECT_SECONDS: Final = 2.0
@@ -23,6 +23,19 @@ def replicas(lab: Lab) -> list[dict[str, Any]]:
     """Pods of the gateway that serve."""
     pods = lab.get("pods", "-n", OPERATOR_NAMESPACE, *GATEWAYS)["items"]
     return [pod for pod in pods if _serves(pod)]
+
+
+def spread(lab: Lab) -> None:
+    """One on each node, also if a drain before has brought them together."""
+    every = lab.get("pods", "-n", OPERATOR_NAMESPACE, *GATEWAYS)["items"]
+    if len({pod["spec"].get("nodeName") for pod in every}) == 1:
+        name = every[0]["metadata"]["name"]
+        lab.kubectl("delete", "pod", name, "-n", OPERATOR_NAMESPACE, "--wait=false")
+    until(
+        lambda: len({pod["spec"]["nodeName"] for pod in replicas(lab)}) == 2,
+        "a gateway is ready on each node",
+        90,
+    )
 
 
 def _serves(pod: dict[str, Any]) -> bool:

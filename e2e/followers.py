@@ -75,9 +75,9 @@ class BySdk(Stream):
 class ByEvents(Stream):
     """Server-sent events, as a browser's EventSource has them: it comes back with the last id."""
 
-    def __init__(self, guests: Guests, who: str, session: str) -> None:
+    def __init__(self, guests: Guests, who: str, session: str, url: str = "") -> None:
         super().__init__()
-        self._url, self._tls = f"{guests.base(session)}/stream", guests.tls
+        self._url, self._tls = f"{guests.base(session, url)}/stream", guests.tls
         self._headers = {
             "Authorization": f"Bearer {guests[who].token}",
             "Accept": "text/event-stream",

@@ -134,8 +134,8 @@ class Guests:
 
     # -- ways in ----------------------------------------------------------------------------------
 
-    def base(self, session: str) -> str:
-        return f"{self.url}/api/v1/namespaces/{NAMESPACE}/sessions/{session}"
+    def base(self, session: str, url: str = "") -> str:
+        return f"{url or self.url}/api/v1/namespaces/{NAMESPACE}/sessions/{session}"
 
     def plugin(self, who: str, *arguments: str) -> list[str]:
         """`kubectl holdfast`, which goes through the API server."""
@@ -144,11 +144,10 @@ class Guests:
     def attach(self, who: str, session: str, *more: str) -> Screen:
         return Screen(self.plugin(who, "attach", session, *more), dict(ENV))
 
-    def sdk(self, who: str, session: str, **more: Any) -> holdfast.Session:
+    def sdk(self, who: str, session: str, url: str = "") -> holdfast.Session:
         """At the gateway itself."""
-        return holdfast.connect(
-            session, gateway=self.url, token=self[who].token, namespace=NAMESPACE, **more
-        )
+        token = self[who].token
+        return holdfast.connect(session, gateway=url or self.url, token=token, namespace=NAMESPACE)
 
     @asynccontextmanager
     async def agent(self, who: str, url: str = "") -> AsyncIterator[Client]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import ssl
 import time
@@ -38,12 +39,12 @@ class Answers:
     def __init__(self, guests: Guests, http: aiohttp.ClientSession) -> None:
         self._guests, self._http = guests, http
 
-    async def status(self, path: str, token: str = "", **headers: str) -> int:
+    async def status(self, path: str, token: str = "", method: str = "GET", **headers: str) -> int:
         bearer = {"Authorization": f"Bearer {token}"} if token else {}
         sent = {name.replace("_", "-"): value for name, value in headers.items()} | bearer
         url = f"{self._guests.url}{path}"
-        async with self._http.get(
-            url, headers=sent, ssl=self._guests.tls, allow_redirects=False
+        async with self._http.request(
+            method, url, headers=sent, ssl=self._guests.tls, allow_redirects=False
         ) as answer:
             return answer.status
 
@@ -80,8 +81,9 @@ async def test_at_the_door(lab: Lab, guests: Guests) -> None:
         assert await ask.status(f"{one}/state?access_token={own}", own) == 400
         # 4: a token for the API server, of somebody who may.
         other = yaml.safe_load(guests["wanda"].kubeconfig.read_text())["users"][0]["user"]["token"]
-        for path in (f"{one}/state", "/mcp", stream):
+        for path in (f"{one}/state", stream):
             assert await ask.status(path, other) == 401, path
+        assert await ask.status("/mcp", other, method="POST") == 401
         assert await ask.upgrade(stream, guests.url, "holdfast.v1", f"bearer.{other}") == 401
         # 6: a user's name in a header, at the door for people.
         forged = {"X_Remote_User": guests["wanda"].actor, "X_Forwarded_User": guests["wanda"].actor}
@@ -92,9 +94,8 @@ async def test_at_the_door(lab: Lab, guests: Guests) -> None:
         for name in odd:
             assert await ask.status(f"{PATH}/{name}/state", own) in (400, 403, 404), name
         assert await ask.status(f"{PATH}//{session.name}/state", own) in (400, 404)
-    for words in (("-oProxyCommand=id", "true"), ("a;id", "true")):
-        done = await asyncio.to_thread(guests.ssh.run, "wanda", "-l", words[0],
-                                       guests.ssh.host, words[1])  # fmt: skip
+    for name in ("a.b.c", "../up", "Build", "%h"):  # what OpenSSH itself lets through
+        done = await asyncio.to_thread(guests.ssh.run, "wanda", "-l", name, guests.ssh.host, "true")
         assert done.returncode == 64, done
     logs = lab.kubectl("logs", "-n", OPERATOR_NAMESPACE, *GATEWAYS, "--tail=-1", "--prefix")
     assert "client_attached" in logs
@@ -125,6 +126,58 @@ async def test_the_door_of_the_api_server(lab: Lab, guests: Guests) -> None:
 
 def _trusting(guests: Guests) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(guests.folder / "gateway-ca.crt"))
+
+
+@pytest.mark.attacks(5)
+async def test_an_agents_token_goes_no_further(lab: Lab, guests: Guests) -> None:
+    """Nothing beyond the gateway has it: not the session, its sidecar, its files or any log."""
+    session = guests.reached(lab.session("agent", "bash", "--norc"))
+    token = guests["wanda"].token
+    async with guests.agent("wanda") as agent:
+        named = {"session": f"{NAMESPACE}/{session.name}"}
+        asked = {**named, "command": "cat /proc/[0-9]*/environ | tr '\\0' '\\n'"}
+        ran = (await agent.call_tool("run", asked)).structured_content
+        assert ran["status"] == "finished", ran
+        journal = (await agent.call_tool("observe", named)).structured_content
+    logs = lab.kubectl("logs", "-n", OPERATOR_NAMESPACE, *GATEWAYS, "--tail=-1")
+    logs += lab.kubectl("logs", session.pod, "--all-containers", "--tail=-1")
+    secret = token.rpartition(".")[2]
+    for text in (str(ran), str(journal), logs, lab.holdfast("logs", session.name, "-o", "json")):
+        assert secret not in text
+
+
+@pytest.mark.attacks(15)
+@pytest.mark.timeout(120)
+async def test_nonsense_ends_only_itself(lab: Lab, guests: Guests) -> None:
+    """Frames that are none, text that is none, sequences in pieces: another client goes on."""
+    session = guests.reached(lab.session("noise", "bash", "--norc"))
+    url = f"{guests.base(session.name)}/stream"
+    headers = {"Authorization": f"Bearer {guests['wanda'].token}"}
+    chance = random.Random(15)
+    async with (
+        viewing(url, guests["otto"].token, tls=guests.tls, patience=PATIENCE) as other,
+        aiohttp.ClientSession(headers=headers) as http,
+        guests.sdk("wanda", session.name) as own,
+    ):
+        await other.until(lambda: "snapshot" in other.kinds)
+        await own.wait("prompt", timeout=PATIENCE)
+        for _ in range(20):
+            async with http.ws_connect(url, ssl=guests.tls) as socket:
+                await socket.send_bytes(chance.randbytes(chance.randrange(1, 5000)))
+                assert (await socket.receive(PATIENCE)) is not None
+        await own.send("cat\r")
+        async with http.ws_connect(url, ssl=guests.tls) as socket:
+            await socket.send_bytes(encode(Attach({"mode": "write", "columns": 80, "rows": 24})))
+            pieces = [b"\x1b", b"[3", b"1m\xff\xfe", b"\xe6\xbc", b"\xa2", b"\x1b]0;\x9c", b"\r"]
+            pieces += [chance.randbytes(50).replace(b"\x03", b"").replace(b"\x04", b"")]
+            for number, piece in enumerate(pieces, start=1):
+                await socket.send_bytes(encode(Input(number, b"", piece)))
+            await asyncio.sleep(1)
+        await own.send("\x15\x03")
+        await own.wait("prompt", timeout=PATIENCE)
+        await own.send("reset; echo sane-$((6*7))", enter=True)
+        await other.until(lambda: b"sane-42" in other.stream)
+    assert session.epoch == 1
 
 
 @pytest.mark.attacks(11, 14)
@@ -163,7 +216,7 @@ def test_nothing_that_a_session_says_commands_a_terminal(lab: Lab, guests: Guest
     """Its title and its last words, where people look with kubectl."""
     evil = "\\033]0;evil\\007\\033]52;c;aGk=\\007\\033[31mred\\033[2J\\n"
     session = lab.begin("evil", "bash", "-c", f"printf '{evil}'; exit 3")
-    session.await_phase("Failed")
+    session.await_phase("Ended")
     told = json.dumps(session.body, ensure_ascii=False).encode().decode("unicode_escape")
     assert "red" in told, "its last words are kept"
     events = "\n".join(session.events())

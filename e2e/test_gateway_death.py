@@ -125,6 +125,9 @@ async def test_typing_and_streaming_through_the_death_of_gateways(
     death, stop, sent, slowest = Death(guests), threading.Event(), 0, 0.0
     async with guests.sdk("wanda", "typed") as writer:
         followers = [asyncio.create_task(one.follow()) for one in (own, events)]
+        while not (own.stream and events.stream):
+            assert not any(task.done() for task in followers)
+            await asyncio.sleep(0.05)
         by_hand = asyncio.create_task(asyncio.to_thread(typing, terminal, stop))
         try:
             for _ in range(KILLS):

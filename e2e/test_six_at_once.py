@@ -15,14 +15,13 @@ from playwright.sync_api import Browser
 import holdfast
 from browser_kit import DESKTOP, Tab, browser
 from client_kit import Screen
-from e2e.balancer import Balancer, balanced, replicas
+from e2e.balancer import Balancer, balanced, spread
 from e2e.followers import AtTerminal, Background, ByEvents, BySdk, Stream, background
 from e2e.guests import HTTPS, NAME, NAMESPACE, SSH_PORT, Guests
 from e2e.lab import Lab, Session, until
 from e2e.movers import MOVED_WITHIN, await_agents, draining, other, walking
 from e2e.pages import cells, signed_in
 from judge import Judge
-from ssh_kit import Ssh
 
 PATIENCE: Final = 60.0
 DETACH: Final = b"\x1cd"
@@ -47,13 +46,15 @@ class Six:
     """All of them attached to one session: wanda by kubectl and SSH, otto by the others."""
 
     def __init__(
-        self, guests: Guests, session: Session, chromium: Browser, aside: Background, ssh: Ssh,
-        open_here: ExitStack,
+        self, guests: Guests, session: Session, chromium: Browser, aside: Background,
+        open_here: ExitStack, at: Balancer | None = None,
     ) -> None:  # fmt: skip
-        """What is opened is closed with `open_here`."""
-        name = session.name
-        self.by_sdk = BySdk(guests.sdk("otto", name))
-        self.by_events = ByEvents(guests, "otto", name)
+        """What is opened is closed with `open_here`. `at`: where events, SDK and SSH come in."""
+        name, at = session.name, at or guests.balancer
+        url = f"https://{NAME}:{at.port[HTTPS]}"
+        ssh = guests.ssh_at("127.0.0.1", at.port[SSH_PORT])
+        self.by_sdk = BySdk(guests.sdk("otto", name, url))
+        self.by_events = ByEvents(guests, "otto", name, url)
         for one in (self.by_sdk, self.by_events):
             aside.start(one.follow())
         self.kubectl = AtTerminal(guests.attach("wanda", name))
@@ -118,7 +119,7 @@ def test_all_show_the_same_screen(
     session = guests.reached(lab.session("painted", "python3", "-c", PAINTING, **SIZE))
     with ExitStack() as open_here:
         judge = open_here.enter_context(closing(Judge()))
-        six = Six(guests, session, chromium, aside, guests.ssh, open_here)
+        six = Six(guests, session, chromium, aside, open_here)
         truth = aside.run(_snapshot(guests, session.name))
         wanted = rendered(judge, truth)
         assert "in the middle" in "\n".join(text_of(wanted))
@@ -187,7 +188,7 @@ def test_a_drain_under_all_of_them(
     lab: Lab, guests: Guests, chromium: Browser, aside: Background
 ) -> None:
     await_agents(lab)
-    until(lambda: len({pod["spec"]["nodeName"] for pod in replicas(lab)}) == 2, "two replicas")
+    spread(lab)
     session = walking(lab, "drained", spec=SIZE["spec"], node=lab.away())
     guests.reached(session)
     left = session.node
@@ -196,12 +197,12 @@ def test_a_drain_under_all_of_them(
         return bool(pod["spec"]["nodeName"] != left)
 
     with ExitStack() as open_here:
-        # SSH has no way to take a connection along, and MCP's call is one request: these two are at
-        # the replica that stays. The others are wherever they came, and come again.
+        # SSH has no way to take a connection along, and MCP's call is one request: these are at the
+        # replica that stays, as are the streams that must hear the news of the move. kubectl and
+        # the page are wherever they came, and come again if that one is evicted too.
         beside = open_here.enter_context(balanced(lab, HTTPS, SSH_PORT))
         beside.only = stays
-        ssh = guests.ssh_at("127.0.0.1", beside.port[SSH_PORT])
-        six = Six(guests, session, chromium, aside, ssh, open_here)
+        six = Six(guests, session, chromium, aside, open_here, beside)
         six.page.page.evaluate(_NOTICES)
         for terminal in six.terminals.values():
             terminal.shows(b"<1:")

@@ -28,7 +28,8 @@ Waits = Callable[[str], str]
 
 
 class NotYet(Unavailable):
-    """A gateway says that the session is not to be reached at the moment."""
+    """A gateway says that the session is not to be reached at the moment; or let us in and closed
+    at once, as when a session has just been woken and its sidecar dials again."""
 
 
 class Remote:
@@ -79,7 +80,7 @@ class Remote:
         if tunnel.foreign_refusal() and self._base == AGGREGATED and not self.installed():
             # RBAC is asked first, and nobody has rights on what is not there.
             return NotServed("the cluster has no gateway of holdfast")
-        if isinstance(error, Unavailable) and tunnel.refused is not None:
+        if isinstance(error, Unavailable) and (tunnel.refused is not None or tunnel.let_in):
             return NotYet(error.message, error.advice)
         return error
 

@@ -56,6 +56,8 @@ class Tunnel:
         self.socket, self._theirs = socket.socketpair()
         self.opened = threading.Event()
         """Let in, or failed."""
+        self.let_in = False
+        """At least for a moment."""
         self.refused: Response | None = None
         """What was said instead of letting us in."""
         self.sentence = ""
@@ -97,6 +99,7 @@ class Tunnel:
     def _run(self) -> None:
         try:
             with self._theirs, self._let_in() as stream:
+                self.let_in = True
                 self.opened.set()
                 self._error = Pump(stream, self._theirs).run()
         except HoldfastError as error:

@@ -11,12 +11,18 @@ import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from client_kit import Home, Screen, eventually
 from front_kit import EVERYTHING, Front
+from holdfast.access import of_cluster
+from holdfast.arguments import Target
 from holdfast.connection import Connection, open_socket
+from holdfast.kubeconfig import choose
+from holdfast.remote import AGGREGATED, Remote, TunnelLink
+from holdfast_gateway import streaming
 from holdfast_gateway.backend import Act
 from holdfast_wire.errors import Unavailable
 
@@ -253,6 +259,28 @@ def test_attach_goes_on_waiting(front: Front, screen: Callable[..., Screen]) -> 
     client.expect(rb"ready> ")
     client.type(DETACH)
     assert client.wait() == 0
+
+
+def test_attach_is_let_in_and_dropped_at_once(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the gateway of a session that has just been woken, before we look: we come again."""
+
+    async def dropped(socket: Any, link: Any, caller: Any) -> None:
+        await socket.close(code=1012)
+
+    monkeypatch.setattr(streaming, "relay", dropped)
+    chosen = choose(Target("t", kubeconfig=str(front.kubeconfig())))
+    assert chosen is not None
+    remote = Remote(of_cluster(chosen), AGGREGATED, "kubectl")
+    tunnel = remote.tunnel("work", "team")
+    assert isinstance(tunnel.why(), Unavailable)
+    monkeypatch.setattr(remote, "tunnel", lambda *_: tunnel)
+    link = TunnelLink(remote, "work", "team")
+    said: list[str] = []
+    link.prepare(said.append)
+    assert said == ["the gateway closed the connection (1012); waiting …"]
+    link.close()
 
 
 def test_a_token_that_has_run_out(front: Front, screen: Callable[..., Screen]) -> None:

@@ -14,15 +14,16 @@ from e2e.cluster.namespaces import Namespaces
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = REPOSITORY / "docs" / "cluster.md"
 FAULTS = REPOSITORY / "docs" / "faults.md"
+GATEWAY = REPOSITORY / "docs" / "gateway.md"
 TESTS = REPOSITORY / "e2e" / "test_faults.py"
-DONE = {*range(1, 36)}  # provoked in full
+DONE = {*range(1, 38), 40}  # provoked in full
 
 
-def rows() -> dict[int, str]:
+def rows(page: Path = FAULTS) -> dict[int, str]:
     """What provokes it, by number."""
     found: dict[int, str] = {}
-    for line in FAULTS.read_text().splitlines():
-        if match := re.match(r"\| (\d+) \|", line):
+    for line in page.read_text().splitlines():
+        if match := re.match(r"\| (\d{1,2}) \|", line):
             cells = [cell.strip() for cell in line.strip("|").split("|")]
             assert len(cells) == 4, line
             assert int(match[1]) not in found, f"{match[1]} is there twice"
@@ -73,6 +74,21 @@ def test_what_is_not_there_yet_says_so() -> None:
     for number, text in rows().items():
         assert "`test_" in text or text.startswith("not yet: "), number
         assert (number not in DONE) == ("ot yet" in text), number
+
+
+def test_every_attack_has_a_row_and_its_tests_are_there() -> None:
+    found = rows(GATEWAY)
+    assert list(found) == list(range(1, 17))
+    for number, text in found.items():
+        path = None
+        for word in re.findall(r"`([^`]+)`", text):
+            if word.startswith(("tests/", "e2e/")):
+                path = REPOSITORY / word
+            else:
+                assert path is not None, number
+                names = {test.name for test in all_tests(path)}
+                assert word in names, f"{number}: {word} in {path}"
+        assert "`" in text or text.startswith("not yet: "), number
 
 
 def test_every_way_to_break_it_is_told() -> None:

@@ -104,6 +104,7 @@ class Balancer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0.1)  # what was closed says so to the loop
 
         self._soon(stop())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -30,6 +30,7 @@ class Stream:
     def __init__(self) -> None:
         self.began: int | None = None
         self.stream = bytearray()
+        self.earlier = bytearray()  # of incarnations that were lost
         self.picture = bytearray()
         self.kinds: list[str] = []  # of its news
 
@@ -44,6 +45,12 @@ class Stream:
         self.picture += data
         if self.began is None or not self.stream:
             self.began = seq
+
+    def restarted(self) -> None:
+        """The session began anew, and its stream with it."""
+        self.earlier += self.stream
+        self.stream.clear()
+        self.began = None
 
     def output(self, seq: int, data: bytes) -> None:
         if self.began is None:
@@ -68,6 +75,9 @@ class BySdk(Stream):
                         self.output(seq, data)
                     case holdfast.Gap():
                         self.kinds.append("gap")
+                    case holdfast.News("restarted"):
+                        self.kinds.append("restarted")
+                        self.restarted()
                     case holdfast.News():
                         self.kinds.append(item.kind)
 
@@ -183,6 +193,7 @@ class Background:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0.1)  # what was closed says so to the loop
 
         self.run(stop())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -371,6 +371,7 @@ def is_ours(pid: int) -> bool:
     return (
         not first
         or first.endswith(("/hold", "/pause"))
+        or (first.endswith("runc") and words[1:] == ["init"])  # on its way to run a probe
         or any(word.endswith(("holdfast-sidecar", "holdfast-relay")) for word in words)
     )
 

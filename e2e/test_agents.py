@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import re
 import ssl
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +28,15 @@ GATEWAY: Final = ("-l", "app.kubernetes.io/component=gateway")
 NAME: Final = f"holdfast-gateway.{OPERATOR_NAMESPACE}.svc"
 ROLES: Final = {"agent": "holdfast-user", "looker": "holdfast-observer", "stranger": ""}
 COUNT: Final = "i=0; while sleep 0.02; do i=$((i+1)); echo n$i.; done"
+
+
+@pytest.fixture(autouse=True)
+def left_to_the_collector() -> Iterator[None]:
+    """The SDK's client closes its connections by being forgotten, and not always at once."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,8 @@ def _from_session(seen: Observed, name: str) -> Fork:
         return Awaiting()
     if origin.node is not None and not origin.node.agent:
         return Unable(f"no node agent is ready on {origin.node.name}, where session {name} runs")
+    if origin.pod is not None and origin.pod.image == "":
+        return Awaiting()  # kubelet may be seconds late in saying which it is
     if not keeps.able(origin):
         return Unable(f"session {name} does not run, so it cannot be stored")
     again = retry_at(mine)

@@ -77,6 +77,19 @@ def test_each_port_has_a_service_of_its_own(render: Render) -> None:
     assert one(items, "Service", "holdfast-gateway-uplink")["spec"]["clusterIP"] == "None"
 
 
+def test_what_nothing_could_be_opened_without_stays_when_the_chart_goes(render: Render) -> None:
+    """Sidecars know the gateway by its authority, people by its host key, agents open what they
+    stored with theirs."""
+    items = render(gateway={"ssh": {"enabled": True}})
+    kept = {
+        i["metadata"]["name"]
+        for i in items
+        if i["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == "keep"
+        and i["kind"] == "Secret"
+    }
+    assert kept == {"holdfast-gateway", "holdfast-gateway-ssh-host", "holdfast-node"}
+
+
 def test_without_it(render: Render) -> None:
     items = render(gateway={"enabled": False})
     left = [i for i in items if "gateway" in i["metadata"]["name"] or i["kind"] == "APIService"]

@@ -35,7 +35,13 @@ def start(programs: Path) -> None:
     start_etcd(programs)
     start_api(programs)
     await_api(programs)
+    start_controllers(programs)
+
+
+def start_controllers(programs: Path) -> None:
+    """Anew, if they run: after a long outage they would wait up to a minute before they look."""
     for name in ("controller-manager", "scheduler"):
+        processes.stop(name, signal.SIGKILL)
         start_controller(programs, name)
 
 

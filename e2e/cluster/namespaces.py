@@ -128,6 +128,7 @@ class Namespaces:
     def start_api(self) -> None:
         control.start_api(self.programs)
         control.await_api(self.programs)
+        control.start_controllers(self.programs)
 
     def nft(self, node: str, rules: str) -> None:
         run("ip", "netns", "exec", link_name(node), "nft", "-f", "-", give=rules)

@@ -74,9 +74,9 @@ lint: setup ## style, types, layers, sizes
 	@$(BIN)/python scripts/chart_crds.py --check
 	@$(BIN)/helm lint --strict --quiet charts/holdfast
 
-# Many tests wait for something, so more than there are cores. Those that measure time are run after them, two at once: they
+# Many tests wait for something, so more than there are cores. Those that measure time are run after them, three at once: they
 # wait for most of it.
-WORKERS ?= 5
+WORKERS ?= 4
 PYTEST = $(BIN)/pytest -q $(if $(T),-k '$(T)')
 NONE_SELECTED = { [ $$? = 5 ] && [ -n "$(T)" ]; }
 
@@ -89,7 +89,7 @@ test: setup ## all tests that need no root and no cluster, and lint; T= selects
 	  export HOLD_BIN=$(CURDIR)/build/hold HOLD_ASAN_BIN=$(CURDIR)/build/hold-asan; \
 	  $(PYTEST) -m 'not timed' -n $(WORKERS) --dist worksteal || $(NONE_SELECTED) || failed=1; \
 	  if wait $$lint; then echo "lint: clean"; else failed=1; cat build/lint.log; fi; \
-	  $(PYTEST) -m timed -n 2 || $(NONE_SELECTED) || failed=1; \
+	  $(PYTEST) -m timed -n 3 || $(NONE_SELECTED) || failed=1; \
 	  exit $$failed
 
 .PHONY: check-lease

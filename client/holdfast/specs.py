@@ -250,7 +250,7 @@ COMMANDS: Final[dict[str, Spec]] = {
         "several are quoted so that they arrive as they are.\n\n"
         "examples:\n"
         "  {prog} exec build -- make test\n"
-        "  {prog} exec build -o json -- 'grep -c TODO *.py | sort'",
+        "  {prog} exec build -o json -- 'grep -c import *.py | sort'",
     ),
     "state": Spec(
         "watch", "say what a session is doing", "[NAME]", _output,

@@ -391,6 +391,7 @@ class PodSidecar:
         settings, sidecar = self._settings, self._sidecar
         if settings.gateways is None:
             return
+        await sidecar.serving.wait()  # a client that is let in before would be dropped
         uplinks = Uplinks(settings.gateways, settings.about(), sidecar.adopt, log)
         async with asyncio.TaskGroup() as tasks:
             dialling = tasks.create_task(uplinks.run())

@@ -50,6 +50,8 @@ class Sidecar:
         self._frozen = False
         self.leaving = asyncio.Event()
         """hold was told to go, and gives the session time to be moved."""
+        self.serving = asyncio.Event()
+        """Clients are taken."""
         self.away = asyncio.Event()
         """The session is another's."""
         self.session = Session(asked, folder)
@@ -84,6 +86,7 @@ class Sidecar:
         requests.add(JobRequests(session, jobs).kinds())
         server = Server(session, requests, self._folder / "sidecar.sock", self._look.set)
         self._server = server
+        self.serving.set()
         if status.exited:
             self._ended(Exit(status.code, status.signal, status.by))
         log(f"serving {session.spec.name} from seq {session.ring.head}")

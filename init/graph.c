@@ -241,6 +241,7 @@ static void write_process(struct graph_job *job, const struct process *p, struct
     json_pair_string(j, "name", p->name);
     write_status(job, j, p->pid);
     json_pair_number(j, "started_ms", (long long)(p->started * 1000 / (unsigned)sysconf(_SC_CLK_TCK)));
+    json_pair_number(j, "cpu_ms", (long long)(p->cpu * 1000 / (unsigned)sysconf(_SC_CLK_TCK)));
     write_command(j, p->pid);
     write_link(j, "exe", p->pid, "exe");
     write_link(j, "cwd", p->pid, "cwd");

@@ -42,12 +42,14 @@ bool process_parse(char *text, struct process *p)
     memcpy(p->name, open + 1, length);
     p->name[length] = '\0';
     int threads;
+    unsigned long long kernel = 0;
     int fields = sscanf(close + 1,
-                        " %c %d %d %d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d %*d %llu",
-                        &p->state, &p->ppid, &p->pgid, &p->sid, &threads, &p->started);
+                        " %c %d %d %d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %d %*d %llu",
+                        &p->state, &p->ppid, &p->pgid, &p->sid, &p->cpu, &kernel, &threads, &p->started);
+    p->cpu += kernel;
     p->threads = threads;
     p->depth = 0;
-    return fields == 6;
+    return fields == 8;
 }
 
 bool process_read(pid_t pid, struct process *p)

@@ -14,6 +14,7 @@ struct process {
     int threads;
     int depth;                      /* 1: child of the root */
     unsigned long long started;     /* ticks since boot; with the pid it names a process for good */
+    unsigned long long cpu;         /* ticks it has computed, in user and kernel mode */
     char name[64];
 };
 

@@ -1,14 +1,16 @@
 """A pod in which a session from elsewhere is to go on: nothing is served, renewed or typed until
 the agent says `commit`, and then only once the Lease is ours.
 
-    the agent puts the files into our folder, and has hold adopt the restored processes
-    → commit  →  state and outbox loaded  →  offer taken  →  answered  →  served like any other
+    the agent puts the files into our folder  →  prepare  →  they are opened, the Lease is read
+    it has hold adopt the restored processes
+    → commit  →  outbox loaded  →  offer taken  →  answered  →  served like any other
 
 One that was stored (`stored.py`) is offered by nobody: the Lease is vacant, as for a first
 incarnation, and taken as by one.
 
 Invariant: everything that can fail is done before the Lease is taken, and can be done again; a
-sidecar killed after that finds the Lease its own, and begins like any other that was killed.
+sidecar killed after that finds the Lease its own, and begins like any other that was killed. What
+was prepared counts only for the files that lie there when it is asked to commit.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +45,15 @@ _LOOK_SECONDS: Final = 5.0
 _KINDS: Final = {Why.RECOVER: "restored", Why.WAKE: "woken", Why.FORK: "forked"}
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """`files`: which ones, as they were put there."""
+
+    sidecar: Sidecar
+    stored: Stored | None
+    files: tuple[int, int]
+
+
 class Arrival:
     def __init__(
         self,
@@ -56,6 +68,9 @@ class Arrival:
         self._came, self._folder = came, came.folder
         self._stored: Stored | None = None
         self._asked: asyncio.Future[Body] | None = None
+        self._preparing: asyncio.Future[Body] | None = None
+        self._opened: _Opened | None = None
+        self._foreseen = False  # the Lease was read, and is offered to us
         self._news = asyncio.Event()
         self._complaint = ""
 
@@ -69,6 +84,16 @@ class Arrival:
             return stored.parse(body.get("stored"))
         except BadRequest as error:
             raise AgentError("bad_request", str(error)) from None
+
+    async def prepare(self, body: Body) -> Body:
+        """All files are there, and `commit` will follow: what can be done before it is done now."""
+        wanted = self.check(body)
+        if self._asked is not None or self._preparing is not None:
+            raise AgentError("busy", "another one is on its way here")
+        self._stored = wanted
+        self._preparing = asyncio.get_running_loop().create_future()
+        self._news.set()
+        return await asyncio.shield(self._preparing)
 
     async def commit(self, body: Body) -> Body:
         """Answers when it is known whether the session is ours; who asks meanwhile hears the same.
@@ -87,6 +112,7 @@ class Arrival:
         log("waiting for a session from another pod")
         await asyncio.to_thread(rehearse)
         while True:
+            await self._prepare()
             if (sidecar := await self._taken_before()) is not None:
                 return sidecar
             if self._asked is not None:
@@ -105,9 +131,32 @@ class Arrival:
         if self._asked is not None:
             self._asked.set_result({"seq": sidecar.session.ring.head})
 
+    async def _prepare(self) -> None:
+        if (asked := self._preparing) is None:
+            return
+        try:
+            self._forget()
+            self._open()
+            if self._stored is None:
+                self._foreseen = await self._fence.foresee(self._taker)
+            asked.set_result({})
+        except AgentError as error:
+            asked.set_exception(error)
+        finally:
+            self._preparing = None
+
+    def _forget(self) -> None:
+        """What was prepared is not what comes."""
+        self._foreseen = False
+        if self._opened is not None:
+            self._opened.sidecar.session.abandon()
+            self._opened = None
+
     async def _taken_before(self) -> Sidecar | None:
         """The session, if a sidecar before this one took it and was killed then. If it was served
         here and superseded since, who begins to serve it again finds out and gives it up."""
+        if self._foreseen:  # it was not
+            return None
         try:
             standing = await self._fence.look()
             over = standing in (Standing.RELEASED, Standing.SUPERSEDED)
@@ -126,33 +175,50 @@ class Arrival:
         status = await self._hold.status()
         if not status.started or status.exited:
             raise AgentError("refused", "hold has no session: it is to adopt it first")
+        sidecar = self._open()
         try:
-            _allocate(self._folder / "ring")
-            if self._stored is not None:
-                stored.save(self._folder, self._stored)
-            sidecar = self._make()
-        except (HoldfastError, OSError) as error:
-            raise AgentError("refused", str(error)) from error
-        try:
-            await self._load(sidecar)
+            await sealing.load_outbox(self._hold, self._folder)
             if self._stored is None:
                 await self._fence.take(self._taker)
             else:
                 await self._occupy(self._stored)
         except (Gone, HoldfastError, HoldError, OSError) as error:
-            sidecar.session.abandon()
+            self._forget()
             if isinstance(error, HoldError) and error.code == "lost":
                 raise  # whether it was taken, the next sidecar finds out
             raise AgentError("refused", str(error)) from error
         log(f"the session arrived, at seq {sidecar.session.ring.head}")
         return sidecar
 
-    async def _load(self, sidecar: Sidecar) -> None:
+    def _open(self) -> Sidecar:
+        """As it lies there, and was sealed."""
+        try:
+            files = _identity(self._folder)
+            if (found := self._opened) is not None:
+                if (found.stored, found.files) == (self._stored, files):
+                    return found.sidecar
+                self._forget()
+            _allocate(self._folder / "ring")
+            if self._stored is not None:
+                stored.save(self._folder, self._stored)
+            sidecar = self._make()
+        except (HoldfastError, OSError) as error:
+            raise AgentError("refused", str(error)) from error
+        self._opened = _Opened(sidecar, self._stored, files)
+        try:
+            self._check(sidecar)
+        except BaseException as error:
+            self._forget()
+            if isinstance(error, HoldfastError | OSError):
+                raise AgentError("refused", str(error)) from error
+            raise
+        return sidecar
+
+    def _check(self, sidecar: Sidecar) -> None:
         told = sealed.load(self._folder)
         sealing.check(sidecar.session, told)
         if told.epoch != self._wanted_epoch():
             raise AgentError("refused", f"the files are of epoch {told.epoch}")
-        await sealing.load_outbox(self._hold, self._folder)
 
     def _wanted_epoch(self) -> int:
         """Between what was stored and this there may have been attempts to go on with it. For a
@@ -170,6 +236,13 @@ class Arrival:
             restored_from=what.checkpoint,
             restored_taken=what.taken_at,
         )
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """Whoever puts files there makes new ones, this one among them; we write it no more before the
+    session is served."""
+    found = (folder / sealed.NAME).lstat()
+    return found.st_ino, found.st_ctime_ns
 
 
 def _allocate(path: Path) -> None:

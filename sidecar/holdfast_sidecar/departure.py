@@ -85,6 +85,16 @@ class Departure:
             log("parked, to be stored" if keep else f"parked, to be moved to pod {to}")
         return {"seq": self._session.ring.head}
 
+    async def progress(self, body: Body) -> Body:
+        """How far it has come; who is attached sees it. Nothing else is done."""
+        sent, expected = body.get("sent"), body.get("expected")
+        if not _count(sent) or not _count(expected):
+            raise AgentError("bad_request", "'sent' and 'expected' are numbers of bytes")
+        if not self._session.parked or self._keep:
+            raise AgentError("not_parked", "the session is not being moved")
+        self._session.tell({"kind": "progress", "sent": sent, "expected": expected})
+        return {}
+
     def _arm(self, seconds: float) -> None:
         self._disarm()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._too_long)
@@ -221,6 +231,10 @@ def _flag(body: Body, name: str) -> bool:
     if not isinstance(found, bool):
         raise AgentError("bad_request", f"'{name}' is true or false")
     return found
+
+
+def _count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _name(value: object, what: str) -> str:

@@ -97,11 +97,14 @@ class Emulator:
             self._jobs.append((0, self.save))
             self._wake.notify()
 
-    async def snapshot(self, at_least: int = 0) -> tuple[int, bytes, tuple[int, int]]:
-        """Its seq, its bytes and its size."""
+    async def snapshot(
+        self, at_least: int = 0, whole: bool = True
+    ) -> tuple[int, bytes, tuple[int, int]]:
+        """Its seq, its bytes and its size. If it need not be whole, without the scrollback."""
 
         def ask(terminal: Terminal, seq: int) -> tuple[int, bytes, tuple[int, int]]:
-            return seq, snapshot.take(terminal, self._history), (terminal.columns, terminal.rows)
+            data = snapshot.take(terminal, self._history, whole=whole)
+            return seq, data, (terminal.columns, terminal.rows)
 
         return await self.call(ask, at_least)
 

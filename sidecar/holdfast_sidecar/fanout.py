@@ -5,6 +5,9 @@ it is bounded: one that is more than `MAX_BEHIND` behind what a snapshot would g
 bytes the ring has lost, is told of the gap and gets that snapshot, like one that has just come.
 What has been cut into frames and not yet taken by the socket is at most a chunk, a snapshot and a
 few control frames (`MAX_QUEUED`); a client over that is dropped.
+
+One that is held back goes no further than it is let (`give`); who holds it back (audience.py) sees
+to it that it is not left behind.
 """
 
 from __future__ import annotations
@@ -47,7 +50,10 @@ class Outlet:
         """The seq this client gets next; None while it gets no output."""
         self.left_at = 0
         """Where the stream broke off, when it did."""
-        self._slack = MAX_BEHIND
+        self.scant = False
+        """It was last shown the screen without its scrollback."""
+        self._limit: int | None = None
+        self._nearest = 0  # it has been to what a snapshot would give it
         self._told: Mark | None = None
         self._soon: asyncio.TimerHandle | None = None
         self._waiting = False
@@ -56,14 +62,15 @@ class Outlet:
     def send(self, frame: Frame) -> None:
         self.send_bytes(encode(frame))
 
-    def send_bytes(self, data: bytes) -> None:
+    def send_bytes(self, *frames: bytes) -> None:
         """Whole frames, before any further output."""
         if self._closed:
             return
-        if self.queued + len(data) > MAX_QUEUED:
+        if self.queued + sum(map(len, frames)) > MAX_QUEUED:
             self._lost()
             return
-        self._enqueue(data)
+        for frame in frames:
+            self._enqueue(frame)
         if not self._waiting:
             self.pump()
 
@@ -80,14 +87,72 @@ class Outlet:
         if not self._waiting:
             self.pump()
 
-    def stream_from(self, seq: int, size: tuple[int, int]) -> None:
+    def stream_from(self, seq: int, size: tuple[int, int], *, scant: bool = False) -> None:
         """Output from `seq` on, to a client that has this size now."""
-        self.place = seq
+        self.place, self.scant = seq, scant
         # One that comes back for bytes the ring still has gets them, however many.
-        self._slack = MAX_BEHIND + max(0, self._snapshot_seq() - seq)
+        self._nearest = max(0, self._snapshot_seq() - seq)
         self._told = Mark(seq, *size)
         if not self._waiting:
             self.pump()
+
+    def leave(self) -> int:
+        """No output until the stream begins again; returns where it broke off."""
+        place = self.left_at if self.place is None else self.place
+        self.place, self.left_at = None, place
+        return place
+
+    def behind(self, most: int) -> bool:
+        """Whether it would be better off with a snapshot than with what it has not had yet."""
+        if self.place is None:
+            return False
+        behind = self._snapshot_seq() - self.place
+        self._nearest = max(0, min(self._nearest, behind))
+        return self.place < self._ring.oldest or behind > self._nearest + most
+
+    # -- being held back
+
+    def far(self, most: int) -> bool:
+        """Whether so many bytes more would not bring it to the present; nor to where it was when
+        it came back."""
+        if self.place is None:
+            return False
+        return self.behind(most) or self._ring.head - self.place > self._nearest + most
+
+    @property
+    def wants(self) -> bool:
+        """Something stands in the ring that it has not had."""
+        if self.place is None:
+            return False
+        marks = self._ring.marks_after(self.place)
+        return self.place < self._ring.head or bool(marks and marks[-1] != self._told)
+
+    def hold_back(self) -> None:
+        if self._limit is None:
+            self._limit = self.place or 0
+
+    def let_go(self) -> None:
+        """It gets everything, and what it was not shown at once."""
+        self._limit = None
+        if self.scant and self.place is not None:
+            self.scant = False
+            self.leave()
+            self._on_behind()
+        if not self._waiting:
+            self.pump()
+
+    def give(self, most: int) -> int:
+        """So many bytes more, or what there is; returns how many were cut into frames."""
+        if self._limit is None or (place := self.place) is None:
+            return 0
+        self._limit = min(self._ring.head, place + most)
+        if not self._waiting:
+            self.pump()
+        return (self.place or place) - place
+
+    @property
+    def _end(self) -> int:
+        return self._ring.head if self._limit is None else self._limit
 
     def pump(self) -> None:
         """Sends what the socket takes, and asks to be called again when it takes more."""
@@ -104,7 +169,7 @@ class Outlet:
             self._wait(False)
 
     def _send_queued(self) -> bool:
-        if self.queued <= _SMALL and self.place is not None and self.place < self._ring.head:
+        if self.queued <= _SMALL and self.place is not None and self.place < self._end:
             return True  # `_send_output` takes them along
         while self._queue:
             data = self._queue[0]
@@ -118,17 +183,17 @@ class Outlet:
 
     def _send_output(self) -> bool:
         """One frame of output, or one resize that stands at this place. False if there is none."""
-        place, head = self.place, self._ring.head
+        place, end = self.place, self._end
         if place is None:
             return False
-        behind = self._snapshot_seq() - place
-        if behind < MAX_BEHIND:
-            self._slack = MAX_BEHIND
-        if place < self._ring.oldest or behind > self._slack:
-            self.place, self.left_at = None, place
-            self._on_behind()
+        if place < end and self.behind(MAX_BEHIND):
+            if self._limit is None:
+                self.leave()
+                self._on_behind()
+            else:
+                self._limit = place
             return True  # what is queued goes out now: there is no output to go along with
-        end = min(head, place + _CHUNK)
+        end = max(place, min(end, place + _CHUNK))
         if marks := self._ring.marks_after(place):
             here = [mark for mark in marks if mark.seq == place]
             if here and here[-1] != self._told:

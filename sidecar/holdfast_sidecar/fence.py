@@ -19,9 +19,17 @@ from typing import Any, Final, Protocol
 
 from holdfast_sidecar.hold import HoldError
 from holdfast_sidecar.kube import Answer, ApiError, same_object
-from holdfast_wire.lease import Epoch, Holder, Record, Renewal, Standing, Taker, Taking
+from holdfast_sidecar.lease_object import (
+    OFFER,
+    PREFIX,
+    kept,
+    mapping,
+    offer_in,
+    owners,
+    record_of,
+)
+from holdfast_wire.lease import Holder, Renewal, Standing, Taker, Taking
 
-PREFIX: Final = "holdfast.dev/"
 _OK, _NOT_FOUND = 200, 404
 # Refused before anything was looked at. In a storm of these, one request that gets through must be
 # a renewal and not a read.
@@ -33,13 +41,11 @@ _RETRY_SECONDS: Final = 0.25
 _TAKE_SECONDS: Final = 0.02
 # What the session does is asked of hold, which may be busy; a renewal does not wait longer for it.
 _FACTS_SECONDS: Final = 0.5
-_DIGITS: Final = 18  # of an epoch; no session is moved so often
-_OFFER: Final = (PREFIX + "offer", PREFIX + "offered")
 NO_OFFER: Final = ("", "")
 _SUSPENDED: Final = PREFIX + "suspended"
 _LOST: Final = "what it needs to go on is lost, and the Lease was given back"
 # What is said of one moment, and gone with the next write that does not say it.
-_FLEETING: Final = frozenset((*_OFFER, _SUSPENDED))
+_FLEETING: Final = frozenset((*OFFER, _SUSPENDED))
 
 Facts = Callable[[], Awaitable[dict[str, str]]]
 
@@ -65,35 +71,6 @@ class LeaseApi(Protocol):
 
 def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def record_of(lease: dict[str, Any]) -> Record:
-    """Anything that cannot be read is taken as nobody's promise: epoch 0, which is below all."""
-    metadata, spec = _mapping(lease.get("metadata")), _mapping(lease.get("spec"))
-    notes = _mapping(metadata.get("annotations"))
-    epoch = _number(notes.get(PREFIX + "epoch"))
-    return Record(
-        version=str(metadata.get("resourceVersion", "")),
-        epoch=Epoch(epoch),
-        holder=str(spec.get("holderIdentity") or ""),
-        released=_number(notes.get(PREFIX + "released")) == epoch > 0,
-        offer=str(notes.get(_OFFER[0]) or ""),
-        offered=str(notes.get(_OFFER[1]) or ""),
-    )
-
-
-def _offer_in(lease: dict[str, Any]) -> tuple[str, str]:
-    record = record_of(lease)
-    return record.offer, record.offered
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _number(text: object) -> int:
-    plain = isinstance(text, str) and len(text) <= _DIGITS and text.isascii() and text.isdigit()
-    return int(str(text)) if plain else 0
 
 
 class Fence:
@@ -135,7 +112,7 @@ class Fence:
     @property
     def offer_found(self) -> tuple[str, str]:
         """The offer in the Lease last seen: the pod, and the offer's name."""
-        return NO_OFFER if self._lease is None else _offer_in(self._lease)
+        return NO_OFFER if self._lease is None else offer_in(self._lease)
 
     @property
     def in_doubt(self) -> bool:
@@ -148,7 +125,7 @@ class Fence:
         lease = self._lease or {}
         if self._holder.standing(record_of(lease)) is not Standing.RELEASED:
             return ""
-        return str(_mapping(lease["metadata"].get("annotations")).get(_SUSPENDED) or "")
+        return str(mapping(lease["metadata"].get("annotations")).get(_SUSPENDED) or "")
 
     @property
     def over(self) -> Superseded | None:
@@ -299,6 +276,15 @@ class Fence:
         record = None if self._lease is None else record_of(self._lease)
         return self._holder.standing(record)
 
+    async def foresee(self, taker: Taker) -> bool:
+        """Reads ahead of `take`. False: not offered yet, or not known; `take` will read again."""
+        with contextlib.suppress(ApiError, TimeoutError):
+            await self.look()
+            if self._lease is not None and taker.saw(record_of(self._lease)) is Taking.TAKE:
+                return True
+        self._lease = None
+        return False
+
     async def take(self, taker: Taker) -> None:
         """Returns when the Lease is ours and hold knows until when, `Gone` when it never will be.
         As long as neither is known, it goes on asking."""
@@ -322,7 +308,7 @@ class Fence:
             taking = taker.saw(record)
             if taking is Taking.GONE or self._lease is None:
                 raise Gone("the Lease is not, or no longer, offered to this pod")
-            if self._owner not in _owners(self._lease):
+            if self._owner not in owners(self._lease):
                 raise Gone("the Lease is another Session's")
             taken = taking is Taking.TAKE and await self._write(
                 self._lease, self._won(self._lease), until
@@ -341,8 +327,8 @@ class Fence:
     def _won(self, lease: dict[str, Any]) -> dict[str, Any]:
         """The Lease for this epoch: of the former incarnation's notes nothing is kept."""
         epoch = self._holder.epoch
-        kept = _mapping(lease["metadata"].get("annotations"))
-        notes = {key: text for key, text in kept.items() if not key.startswith(PREFIX)}
+        found = mapping(lease["metadata"].get("annotations"))
+        notes = {key: text for key, text in found.items() if not key.startswith(PREFIX)}
         own = {"epoch": epoch, "started": epoch, "moved": epoch - 1}
         notes |= {PREFIX + name: str(number) for name, number in own.items()}
         new = {**lease, "metadata": {**lease["metadata"], "annotations": notes}}
@@ -394,7 +380,7 @@ class Fence:
         if not self._took(answer, before, after, release):
             self._doubt(_reason(answer), done=answer.status not in _NOT_DONE)
             return False
-        self._lease = _kept(answer.body)
+        self._lease = kept(answer.body)
         self._offered, self._released = bool(record_of(self._lease).offer), release
         if not release:
             await self._acknowledged(renewal)
@@ -412,13 +398,13 @@ class Fence:
         return (
             self._holder.standing(record) is wanted
             and record.version not in ("", record_of(before).version)
-            and _offer_in(answer.body) == _offer_in(after)
+            and offer_in(answer.body) == offer_in(after)
         )
 
     async def _read(self) -> None:
         answer = await self._api.get(self._path)
         if answer.status == _OK and same_object(self._path, answer.body):
-            self._lease = _kept(answer.body)
+            self._lease = kept(answer.body)
             self._offered = self._offered or bool(record_of(self._lease).offer)
         elif answer.status == _NOT_FOUND and answer.body.get("reason") == "NotFound":
             self._lease = None
@@ -439,7 +425,7 @@ class Fence:
 
     def _is_anothers(self, lease: dict[str, Any]) -> bool:
         """Of a Session made again under the same name, whose epochs count from one again."""
-        uids = _owners(lease)
+        uids = owners(lease)
         return bool(uids) and self._owner not in uids
 
     async def _fence(self) -> None:
@@ -467,11 +453,11 @@ class Fence:
 
     def _renewed(self, lease: dict[str, Any], release: bool) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        metadata, spec = dict(lease["metadata"]), dict(_mapping(lease.get("spec")))
-        notes = {**_mapping(metadata.get("annotations")), **self._notes}
+        metadata, spec = dict(lease["metadata"]), dict(mapping(lease.get("spec")))
+        notes = {**mapping(metadata.get("annotations")), **self._notes}
         wanted = NO_OFFER if release else self._wanted
         if wanted is not None:
-            notes |= dict(zip(_OFFER, wanted, strict=True))
+            notes |= dict(zip(OFFER, wanted, strict=True))
         notes[_SUSPENDED] = self._parting if release else ""
         if release:
             notes[PREFIX + "released"] = str(self._holder.epoch)
@@ -483,17 +469,6 @@ class Fence:
         spec["holderIdentity"] = "" if release else self._holder.identity
         spec["renewTime"] = now
         return {**lease, "metadata": metadata, "spec": spec}
-
-
-def _owners(lease: dict[str, Any]) -> set[object]:
-    owners = lease["metadata"].get("ownerReferences")
-    listed = [_mapping(owner) for owner in owners] if isinstance(owners, list) else []
-    return {owner.get("uid") for owner in listed if owner.get("kind") == "Session"}
-
-
-def _kept(body: dict[str, Any]) -> dict[str, Any]:
-    body["metadata"].pop("managedFields", None)  # the server keeps its own; large, and not ours
-    return body
 
 
 def _reason(answer: Answer) -> str:

@@ -368,6 +368,7 @@ def _process(p: dict[str, Any]) -> Process:
         # Said only where it is so, and by an older hold not at all.
         tracer=p.get("tracer"),
         own_users=p.get("own_users", False),
+        cpu_ms=p.get("cpu_ms"),
     )
 
 

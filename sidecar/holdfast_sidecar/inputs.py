@@ -18,7 +18,7 @@ REMEMBERED: Final = 4096
 
 # What terminals answer by themselves: device attributes, cursor and mode reports, colours, window
 # sizes, version strings. Not mouse reports: those a person made.
-_REPLY: Final = re.compile(
+_REPLIES: Final = re.compile(
     rb"(?:\x1b\[[?>=][0-9;]*c"
     rb"|\x1b\[\??[0-9;]+R"
     rb"|\x1b\[\??[0-9;]*n"
@@ -29,13 +29,19 @@ _REPLY: Final = re.compile(
     rb"|\x1bP[^\x1b]*\x1b\\)+"
 )
 
-
 _FOCUS: Final = re.compile(rb"(?:\x1b\[[IO])+")
 
 
-def is_terminal_reply(data: bytes) -> bool:
-    """Whether a terminal said this and not whoever sits at it."""
-    return data.startswith(b"\x1b") and _REPLY.fullmatch(data) is not None
+def without_replies(data: bytes) -> bytes:
+    """What whoever sits at the terminal said, without what it said itself before or after. Within,
+    it is something that he pasted."""
+    start, end = 0, len(data)
+    for run in _REPLIES.finditer(data):  # one pass, whatever it is
+        if run.start() == 0:
+            start = run.end()
+        elif run.end() == len(data):
+            end = run.start()
+    return data[start:end]
 
 
 def is_focus_report(data: bytes) -> bool:

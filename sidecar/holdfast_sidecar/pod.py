@@ -269,16 +269,18 @@ class PodSidecar:
         what, departure = body.get("do"), self._departure
         if what == "status":
             return self._standing()
-        if what == "commit":
-            return await self._commit(body)
-        if what not in ("park", "seal", "unpark", "suspend", "lost"):
+        if what in ("prepare", "commit"):
+            return await self._commit(body, prepare=what == "prepare")
+        if what not in ("park", "progress", "seal", "unpark", "suspend", "lost"):
             raise AgentError(
-                "bad_request", "ask: status, park, seal, unpark, suspend, commit, lost"
+                "bad_request",
+                "ask: status, park, progress, seal, unpark, suspend, prepare, commit, lost",
             )
         if departure is None or self._sidecar.requests is None:
             return self._not_served(what, body)
         return await {
             "park": departure.park,
+            "progress": departure.progress,
             "seal": departure.seal,
             "unpark": departure.unpark,
             "suspend": departure.suspend,
@@ -296,11 +298,11 @@ class PodSidecar:
         # Given back by the sidecar before this one, whose answer was lost.
         return {"seq": 0 if self._made is None else self._made.session.ring.head}
 
-    async def _commit(self, body: agent.Body) -> agent.Body:
+    async def _commit(self, body: agent.Body, *, prepare: bool) -> agent.Body:
         if self._arrival is None or self._given_up:
             raise AgentError("refused", "this pod waits for no session")
         if self._departure is None:
-            return await self._arrival.commit(body)
+            return await (self._arrival.prepare if prepare else self._arrival.commit)(body)
         # Asked before, of this sidecar or of one before it, and the answer was lost.
         if self._arrival.check(body) != self._came.what():
             raise AgentError("refused", "another one is served here")

@@ -29,7 +29,7 @@ _MAX_TEXT: Final = MAX_PAYLOAD - (64 << 10)
 _MAX_GRACE: Final = 3600.0
 # Not while the session is being moved: what they did here might not have been done there.
 _ACTING: Final = frozenset(
-    ("send", "exec", "take", "release", "freeze", "thaw", "signal", "end", "job_start",
+    ("send", "exec", "take", "ask", "release", "freeze", "thaw", "signal", "end", "job_start",
      "job_signal")
 )  # fmt: skip
 
@@ -88,6 +88,7 @@ class Requests:
             "exec": self._exec,
             "journal": self._journal,
             "take": self._take,
+            "ask": self._ask,
             "release": self._release,
             "freeze": self._freeze,
             "thaw": self._thaw,
@@ -162,7 +163,7 @@ class Requests:
             "rows": rows,
             "title": session.title,
             "state": self._state_seen,
-            **session.who(),
+            **session.turn.who(),
         }
 
     async def _info(self, _asker: Asker, _body: Body) -> Body:
@@ -201,7 +202,12 @@ class Requests:
         graph = await self._hold.graph()
         boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         seen = self._told(observe(graph, frozen=self.frozen))
-        told = {"ports": ports(graph, boot), "state": seen, "boot": round(boot, 2)}
+        told = {
+            "ports": ports(graph, boot),
+            "state": seen,
+            "boot": round(boot, 2),
+            "at": time.time(),
+        }
         return {**asdict(graph), **told}
 
     async def _journal(self, _asker: Asker, body: Body) -> Body:
@@ -244,12 +250,21 @@ class Requests:
         return await self._commands.run(asker.actor, asker.modality, command, timeout, key_of(body))
 
     async def _take(self, asker: Asker, _body: Body) -> Body:
-        self._session.take(asker.actor, asker.client)
-        return {"holder": self._session.turn.holder, "lead": self._session.turn.lead}
+        self._session.take(*asker)
+        return self._turn()
 
-    async def _release(self, asker: Asker, _body: Body) -> Body:
-        self._session.release(asker.actor, asker.client)
-        return {"holder": self._session.turn.holder, "lead": self._session.turn.lead}
+    async def _ask(self, asker: Asker, _body: Body) -> Body:
+        self._session.ask_turn(*asker)
+        return self._turn()
+
+    async def _release(self, asker: Asker, body: Body) -> Body:
+        to = text_of(body, "to", "")
+        self._session.release(*asker, Actor(to) if to else None)
+        return self._turn()
+
+    def _turn(self) -> Body:
+        turn = self._session.turn
+        return {"holder": turn.holder, "lead": turn.lead, "asking": turn.asking}
 
     async def _freeze(self, asker: Asker, _body: Body) -> Body:
         result = await self._hold.freeze()

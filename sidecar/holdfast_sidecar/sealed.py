@@ -15,12 +15,12 @@ from typing import Any, Final
 from holdfast_sidecar import job_records
 from holdfast_wire.errors import BadRequest
 
-_NAME: Final = "sealed.json"
+NAME: Final = "sealed.json"
 _CUT: Final = "cut.json"  # left by the agent, beside the files
 _KEEPING: Final = "keeping"  # for the next sidecar here: sealed to be stored, and not opened since
 _FOLLOWS: Final = "follows"  # likewise: what is frozen here is needed where the session goes on
 OUTBOX: Final = "outbox"
-_FILES: Final = ("ring", "keyframe", "journal", "journal.1", OUTBOX, _NAME)
+_FILES: Final = ("ring", "keyframe", "journal", "journal.1", OUTBOX, NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def files(folder: Path) -> list[str]:
 def save(folder: Path, sealed: Sealed) -> None:
     new = folder / "sealed.new"
     new.write_text(json.dumps(asdict(sealed)))
-    new.rename(folder / _NAME)
+    new.rename(folder / NAME)
 
 
 def keep(folder: Path) -> None:
@@ -91,7 +91,7 @@ def arrived(sealed: Sealed) -> Sealed:
 
 def load(folder: Path) -> Sealed:
     try:
-        body = json.loads((folder / _NAME).read_bytes())
+        body = json.loads((folder / NAME).read_bytes())
         return Sealed(
             session_id=str(body["session_id"]),
             epoch=int(body["epoch"]),

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast_sidecar import __version__
+from holdfast_sidecar.audience import MOST_TOLD
 from holdfast_sidecar.fanout import Outlet
 from holdfast_sidecar.requests import Asker, Requests
 from holdfast_sidecar.session import Session
@@ -133,6 +134,7 @@ class Connection:
         how = self._session.exit
         answer = {
             **self._server.requests.facts(),
+            **self._session.turn.who(client, MOST_TOLD),
             "client": client,
             "mode": mode.value,
             "resumed": resumed,

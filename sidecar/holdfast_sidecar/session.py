@@ -1,6 +1,6 @@
 """The session: where output, inputs and participants meet and get their one order.
 
-Output   pty → ring → every outlet, at once; → emulator, at its own pace.
+Output   pty → ring → audience → every outlet; → emulator, at its own pace.
 Input    connection → `write` → turn, idempotency → pty → journal → ack.
 Size     turn's lead → `_fit` → ring mark, pty, emulator.
 
@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast_sidecar import __version__, keyframe
+from holdfast_sidecar.audience import Audience, Picture
 from holdfast_sidecar.emulator import Emulator, recover
 from holdfast_sidecar.fanout import Outlet
-from holdfast_sidecar.inputs import Inputs, is_focus_report, is_terminal_reply
+from holdfast_sidecar.handover import Handover
+from holdfast_sidecar.inputs import Inputs, is_focus_report, without_replies
 from holdfast_sidecar.journal import Journal
 from holdfast_sidecar.outbox import SLOTS, Outbox, Record, records
 from holdfast_sidecar.parking import Parking
@@ -29,8 +31,8 @@ from holdfast_sidecar.pty import BATCH, Pty
 from holdfast_sidecar.ring import MAX_MARKS, Mark, Ring
 from holdfast_sidecar.spec import Spec
 from holdfast_sidecar.turn import Participant, Turn
-from holdfast_wire.errors import Busy, Ended, Forbidden, Internal
-from holdfast_wire.frames import Control, Gap, Part, Snapshot, encode
+from holdfast_wire.errors import Busy, Ended, Forbidden, Internal, NoTurn
+from holdfast_wire.frames import Control
 from holdfast_wire.ids import Actor, ClientId
 
 # Under a flood, frames go out a thousand times a second and are large. What is less than this much,
@@ -44,8 +46,6 @@ _EMULATE_SECONDS: Final = 0.01
 _JOURNAL_SECONDS: Final = 0.02
 # How long the turn is kept for its holder, who has to find the session's new place first.
 _RESERVED_SECONDS: Final = 10.0
-# A snapshot's part: whole frames well under the limit.
-_PART: Final = 512 << 10
 
 
 class Exit:
@@ -73,6 +73,7 @@ class Session:
         self.ring = Ring(folder / "ring")
         self.turn = Turn()
         self.inputs = Inputs()
+        self._handover = Handover()
         self.journal = Journal(folder / "journal")
         self.exit: Exit | None = None
         self.last_active, self._active_head = time.time(), self.ring.head
@@ -85,7 +86,7 @@ class Session:
         self.title = terminal.title.decode("utf-8", "replace")
         version = f"holdfast {__version__}"
         self.emulator = Emulator(self.ring, terminal, seq, self._keyframe, version)
-        self._outlets: dict[ClientId, Outlet] = {}
+        self._audience = Audience(self.ring, self.emulator.snapshot, self.turn)
         self._watchers: set[asyncio.Future[None]] = set()
         self._published, self._published_head = 0.0, 0
         self._publish_soon: asyncio.TimerHandle | None = None
@@ -144,8 +145,7 @@ class Session:
         self._publish_soon = None
         self._published = self._loop.time()
         self._published_head = self.ring.head
-        for outlet in list(self._outlets.values()):
-            outlet.pump()
+        self._audience.publish()
         if self._watchers:
             for watcher in self._watchers:
                 if not watcher.done():
@@ -204,14 +204,15 @@ class Session:
 
     def admit(self, client: ClientId, outlet: Outlet) -> None:
         """From here on the client hears the news; it has had its answer."""
-        self._outlets[client] = outlet
+        self._audience.add(client, outlet)
         self.tell_clients()
         if self.parking.news is not None:
             outlet.send(Control(self.parking.news))
 
     def leave(self, client: ClientId) -> None:
-        self._outlets.pop(client, None)
+        self._audience.remove(client)
         self._tried.discard(client)
+        self._handover.left(client)
         self.journal.add("leave", client=client)
         self.turn.leave(client)
         self._fit()
@@ -221,20 +222,32 @@ class Session:
         self.turn.window(client, columns, rows)
         self._fit()
 
-    def take(self, actor: Actor, client: ClientId | None) -> None:
+    def take(self, actor: Actor, client: ClientId | None, modality: str) -> None:
         self.turn.take(actor, client)
-        self.journal.add("take", actor=actor, client=client)
-        self._fit()
-        self.tell_clients()
+        self._passed("take", actor, client, modality)
 
-    def release(self, actor: Actor, client: ClientId | None) -> None:
-        self.turn.release(actor)
-        self.journal.add("release", actor=actor, client=client)
+    def ask_turn(self, actor: Actor, client: ClientId | None, modality: str) -> None:
+        before = self.turn.asking
+        self.turn.ask(actor, client)
+        if self.turn.asking != before:
+            self._passed("ask", actor, client, modality)
+
+    def release(
+        self, actor: Actor, client: ClientId | None, modality: str, to: Actor | None
+    ) -> None:
+        self.turn.release(actor, to)
+        self._passed("release", actor, client, modality, to=self.turn.holder)
+
+    def _passed(
+        self, kind: str, actor: Actor, client: ClientId | None, modality: str, **more: Any
+    ) -> None:
+        self.journal.add(kind, actor=actor, client=client, modality=modality, **more)
         self._fit()
         self.tell_clients()
 
     def _fit(self) -> None:
         """The session gets the lead's size, at this seq and for everyone."""
+        self._audience.look_who_leads()
         wanted = self.turn.size()
         if wanted is None or wanted == self.size or self.exit is not None or self.parked:
             return
@@ -247,31 +260,10 @@ class Session:
         self._publish()
 
     def tell(self, news: dict[str, Any]) -> None:
-        frame = encode(Control(news))
-        for outlet in list(self._outlets.values()):
-            outlet.send_bytes(frame)
+        self._audience.tell(news)
 
     def tell_clients(self) -> None:
-        self.tell({"kind": "clients", **self.who()})
-
-    def who(self) -> dict[str, Any]:
-        return {
-            "clients": [
-                {
-                    "client": p.client,
-                    "actor": p.actor,
-                    "modality": p.modality,
-                    "mode": p.mode.value,
-                    "lead": p.client == self.turn.lead,
-                    "columns": p.columns,
-                    "rows": p.rows,
-                    "since": p.since,
-                }
-                for p in self.turn.participants
-            ],
-            "holder": self.turn.holder,
-            "lead": self.turn.lead,
-        }
+        self._audience.tell_clients()
 
     # -- input ------------------------------------------------------------------------------------
 
@@ -288,15 +280,16 @@ class Session:
         if self.exit is not None:
             raise Ended(f"{self.spec.name} has ended", "its screen can still be read")
         self.parking.check()
-        if client is not None and self._is_automatic(client, data):
+        if client is not None and data and not (data := self._meant(client, data)):
             done(self.inputs.last, False)
             return
-        self._check_write(actor, client, modality)
+        self._check_write(actor, client, modality, data)
         seen = self.inputs.seen(actor, key)
         if seen is not None:
             done(seen, True)
             return
         self.pty.check_room(len(data))  # what is refused must not use up its key
+        data = self._whole(actor, client, data)
         order = self.inputs.take(actor, key)
         if client is not None and client != self.turn.lead:
             self.turn.typed(client)
@@ -312,20 +305,36 @@ class Session:
         record = Record(order, position, len(data), now, actor, client, modality, key)
         outbox.put(data)
         outbox.record(record)
+        self._handover.typed(actor, client, data)
         self.pty.type(lambda: done(order, False))
         self._journal_input(record)
         if len(data) <= _KEYSTROKE_BYTES:
             self.pty.catch_echo()
 
-    def _check_write(self, actor: Actor, client: ClientId | None, modality: str) -> None:
+    def _check_write(
+        self, actor: Actor, client: ClientId | None, modality: str, data: bytes
+    ) -> None:
         """That a viewer tried to type is journaled, once for each: he may go on for ever."""
         try:
             self.turn.check_write(actor, client)
+        except NoTurn:
+            if client is not None:
+                self._handover.refused(client, data, self._loop.time())
+            raise
         except Forbidden:
             if client is not None and client not in self._tried:
                 self._tried.add(client)
                 self.journal.add("refused", actor=actor, client=client, modality=modality)
             raise
+
+    def _whole(self, actor: Actor, client: ClientId | None, data: bytes) -> bytes:
+        """Without the rest of a paste that was cut, and after what finishes another's."""
+        kept = self._handover.taken(client, data, self._loop.time())
+        if data and not kept:
+            raise NoTurn("the turn passed in the middle of this paste", "paste it again")
+        if end := self._handover.passed(actor):
+            self._type_for_nobody(end)
+        return kept
 
     def _journal_input(self, record: Record) -> None:
         self._unjournaled.append(record)
@@ -350,30 +359,20 @@ class Session:
         self.pty.outbox.put(data)
         self.pty.type()
 
-    def _is_automatic(self, client: ClientId, data: bytes) -> bool:
+    def _meant(self, client: ClientId, data: bytes) -> bytes:
         """What a terminal sent by itself is nobody's input. Questions are answered by our emulator,
         once, however many terminals are attached; focus is passed on if it is the lead's."""
-        if not data.startswith(b"\x1b"):
-            return False
         if is_focus_report(data):
             if client == self.turn.lead:
                 self._type_for_nobody(data)
-            return True
-        return is_terminal_reply(data)
+            return b""
+        return without_replies(data)
 
     # -- snapshots --------------------------------------------------------------------------------
 
     async def send_snapshot(self, outlet: Outlet, lost_from: int | None) -> None:
         """A snapshot, then the stream from its seq; a gap first if bytes were lost on the way."""
-        seq, data, size = await self.emulator.snapshot(lost_from or 0)
-        if lost_from is not None and seq > lost_from:
-            outlet.send(Gap(lost_from, seq))
-        count = max(1, -(-len(data) // _PART))
-        for index in range(count):
-            part = (Part.FIRST if index == 0 else 0) | (Part.LAST if index == count - 1 else 0)
-            piece = data[index * _PART : (index + 1) * _PART]
-            outlet.send(Snapshot(seq, *size, Part(part), piece))
-        outlet.stream_from(seq, size)
+        Picture(*await self.emulator.snapshot(lost_from or 0)).show(outlet, lost_from)
 
     # -- moving, and being stored -----------------------------------------------------------------
 
@@ -449,6 +448,7 @@ class Session:
         self.flush_journal()
         self.exit = how
         self.parking.wake()
+        self._audience.release()
         self._publish()
         self._emulate()
         self.journal.add("ended", **how.to_json())
@@ -472,6 +472,7 @@ class Session:
         self.pty.close()
         self.flush_journal()
         self.parking.close()
+        self._audience.close()
         for handle in (self._publish_soon, self._emulate_soon, self._reserved):
             if handle is not None:
                 handle.cancel()

@@ -25,23 +25,28 @@ _REGION: Final = re.compile(rb"\x1b\[(\d+);(\d+)r")
 _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
 
 
-def take(terminal: Terminal, history: History) -> bytes:
-    return b"".join(_parts(terminal, history))
+def take(terminal: Terminal, history: History, *, whole: bool = True) -> bytes:
+    """Or, if it need not be the whole of it, without the scrollback."""
+    return b"".join(_parts(terminal, history, whole))
 
 
-def _parts(terminal: Terminal, history: History) -> Iterator[bytes]:
+def _parts(terminal: Terminal, history: History, whole: bool) -> Iterator[bytes]:
     if terminal.alternate:
         # What leaving the alternate screen would show: the primary one beneath, and the cursor that
         # was saved on the way in. The reader's own entry then saves that cursor again.
-        if (beneath := terminal.clone()) is not None:
+        beneath = terminal.clone() if whole else terminal.clone_without_history()
+        if beneath is not None:
             beneath.feed(b"\x18\x1b[?1049l")
-            yield from _bounded(rows.to_end(beneath, _first_row(beneath)))
+            first = _first_row(beneath) if whole else beneath.history
+            yield from _bounded(rows.to_end(beneath, first))
             yield _place(beneath)
             yield beneath.extras("style")["style"]
         yield b"\x1b[?1049h\x1b[0m\x1b[H"
         yield from rows.to_end(terminal, terminal.history)
-    else:
+    elif whole:
         yield from _bounded(history.lines(terminal, _first_row(terminal)))
+    else:
+        yield from rows.to_end(terminal, terminal.history)
     yield from _colours(terminal)
     yield from _tab_stops(terminal)
     yield from _saved_cursor(terminal)

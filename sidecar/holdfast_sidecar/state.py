@@ -64,6 +64,7 @@ class Process:
     threads: tuple[Thread, ...]
     tracer: int | None = None  # the process that traces it: a debugger, strace
     own_users: bool = False  # it has a user namespace of its own
+    cpu_ms: int | None = None  # how long it has computed
 
 
 @dataclass(frozen=True, slots=True)

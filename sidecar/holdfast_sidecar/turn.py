@@ -4,15 +4,20 @@ Invariants
 - At most one actor holds the turn. Nobody holds it only while no writer of any actor is here.
 - The lead is one of the holder's own writing clients, or nobody. The session has the lead's size.
 - A viewer never writes and never resizes.
+- Who asks for the turn does not have it, and may write. To ask changes nothing else.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any, Final
 
-from holdfast_wire.errors import BadRequest, Forbidden, NoTurn
+from holdfast_wire.errors import BadRequest, Busy, Forbidden, NoTurn
 from holdfast_wire.ids import Actor, ClientId
+
+# Who asks without being attached cannot be seen to leave.
+_MOST_ASKING: Final = 16
 
 
 class Mode(StrEnum):
@@ -45,10 +50,41 @@ class Turn:
         self._here: dict[ClientId, Participant] = {}
         self._typed: dict[ClientId, int] = {}
         self._clock = 0
+        self._asking: dict[Actor, ClientId | None] = {}
+
+    def who(self, me: ClientId | None = None, most: int | None = None) -> dict[str, Any]:
+        """As clients are told it. Of more than `most` those who matter to who asks, and how many
+        more there are."""
+        here = self.participants
+        if most is not None and len(here) > most:
+            here.sort(key=lambda p: (p.client not in (self.lead, me), p.mode is Mode.VIEW))
+        told = [
+            {
+                "client": p.client,
+                "actor": p.actor,
+                "modality": p.modality,
+                "mode": p.mode.value,
+                "lead": p.client == self.lead,
+                "columns": p.columns,
+                "rows": p.rows,
+                "since": p.since,
+            }
+            for p in here[:most]
+        ]
+        more = len(here) - len(told)
+        others = {"more": more} if more else {}
+        facts = {"holder": self.holder, "lead": self.lead, "asking": self.asking}
+        return {"clients": told, **others, **facts}
 
     @property
     def participants(self) -> list[Participant]:
         return list(self._here.values())
+
+    @property
+    def asking(self) -> list[Actor]:
+        """Who would like to have it, the first to ask first. Who left does not any more."""
+        asked = self._asking.items()
+        return [a for a, by in asked if a != self.holder and (by is None or by in self._here)]
 
     def size(self) -> tuple[int, int] | None:
         """The lead's window; None if there is no lead, and the session stays as it is."""
@@ -107,14 +143,31 @@ class Turn:
         self._typed[client] = self._clock
         self.holder, self.lead = self._here[client].actor, client
 
-    def release(self, actor: Actor) -> None:
-        """To the next writer of another actor's, if there is one; to nobody, if no writer is here
-        at all. Only its holder gives it away."""
+    def ask(self, actor: Actor, client: ClientId | None) -> None:
+        """To be given it; where nobody has it, it is his at once."""
+        self.check_writer(client)
+        if self.holder is None:
+            self.take(actor, client)
+        elif self.holder != actor:
+            self._asking = {a: self._asking[a] for a in self.asking if a != actor}
+            if len(self._asking) >= _MOST_ASKING:
+                raise Busy("too many ask for the turn already", "take it")
+            self._asking[actor] = client
+
+    def release(self, actor: Actor, to: Actor | None = None) -> None:
+        """To somebody who asks for it or is here to write; or to who asked first; or to the next
+        writer of another actor's; to nobody, if no writer is here at all. Only its holder gives it
+        away."""
         if self.holder != actor:
             raise NoTurn(f"{self.holder or 'nobody'} holds the turn", "there is nothing to give")
         writers = self._writers()
+        asking = self.asking
+        if to is not None and to not in (actor, *asking, *(p.actor for p in writers)):
+            raise BadRequest(f"{to} neither asks for the turn nor is here to write", "see who is")
         heirs = [p for p in writers if p.actor != actor]
-        if heirs:
+        if to is not None or asking:
+            self.take(to or asking[0], None)
+        elif heirs:
             self.holder, self.lead = heirs[0].actor, heirs[0].client
         elif not writers:
             self.holder = self.lead = None
@@ -123,5 +176,6 @@ class Turn:
         if client is not None and self._here[client].mode is Mode.VIEW:
             raise Forbidden("this client is a viewer", "attach for writing to take the turn")
         self.holder = actor
+        self._asking.pop(actor, None)
         mine = [p.client for p in self._writers() if p.actor == actor]
         self.lead = client or (mine[0] if mine else None)

@@ -7,18 +7,20 @@ import ctypes
 import os
 import platform
 import struct
+import time
 
 import pytest
 
 needs_x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="needs x86_64")
 
-_GETREGS, _SETREGS, _PEEK, _STEP, _DETACH, _SEIZE, _INTERRUPT = (
-    12, 13, 2, 9, 17, 0x4206, 0x4207,
+_GETREGS, _SETREGS, _PEEK, _STEP, _GO_ON, _DETACH, _SEIZE, _INTERRUPT = (
+    12, 13, 2, 9, 7, 17, 0x4206, 0x4207,
 )  # fmt: skip
 _WALL = 0x40000000
 _REGISTERS = struct.Struct("=27Q")
 _RAX, _RSI, _RDI, _ORIG_RAX, _RIP, _RSP = 10, 13, 14, 15, 16, 19
 _PRCTL, _GET_PDEATHSIG = 157, 2
+_SYSCALL = 0x050F  # the instruction, as it is read from memory
 _RED_ZONE = 4096  # below the stack pointer, and far from what the process itself uses there
 
 
@@ -26,10 +28,7 @@ def death_signal(pid: int) -> int:
     """Of a process that waits in a system call."""
     _ptrace(_SEIZE, pid)
     try:
-        _ptrace(_INTERRUPT, pid)
-        os.waitpid(pid, _WALL)
-        before = ctypes.create_string_buffer(_REGISTERS.size)
-        _ptrace(_GETREGS, pid, before)
+        before = _stopped(pid)
         registers = list(_REGISTERS.unpack(before.raw))
         answer = registers[_RSP] - _RED_ZONE
         registers[_RAX], registers[_RDI], registers[_RSI] = _PRCTL, _GET_PDEATHSIG, answer
@@ -42,12 +41,32 @@ def death_signal(pid: int) -> int:
         after = ctypes.create_string_buffer(_REGISTERS.size)
         _ptrace(_GETREGS, pid, after)
         assert _REGISTERS.unpack(after.raw)[_RAX] == 0
-        word = ctypes.c_long()
-        _ptrace(_PEEK, pid, ctypes.byref(word), answer)
+        told = _word(pid, answer)
         _ptrace(_SETREGS, pid, before)
-        return word.value & 0xFFFFFFFF
+        return told & 0xFFFFFFFF
     finally:
         _ptrace(_DETACH, pid)
+
+
+def _stopped(pid: int) -> ctypes.Array[ctypes.c_char]:
+    """Its registers, when it is stopped in a system call: one that was just started is not in one
+    yet."""
+    found = ctypes.create_string_buffer(_REGISTERS.size)
+    for _ in range(1000):
+        _ptrace(_INTERRUPT, pid)
+        os.waitpid(pid, _WALL)
+        _ptrace(_GETREGS, pid, found)
+        if _word(pid, _REGISTERS.unpack(found.raw)[_RIP] - 2) & 0xFFFF == _SYSCALL:
+            return found
+        _ptrace(_GO_ON, pid)
+        time.sleep(0.01)
+    raise AssertionError(f"process {pid} never waits in a system call")
+
+
+def _word(pid: int, address: int) -> int:
+    word = ctypes.c_long()
+    _ptrace(_PEEK, pid, ctypes.byref(word), address)
+    return word.value
 
 
 def _ptrace(request: int, pid: int, data: object = None, address: int = 0) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from api_kit import LEASE_PATH, OWNER, PREFIX, lease, status
-from holdfast_sidecar.fence import Fence, Superseded, record_of
+from holdfast_sidecar.fence import Fence, Superseded
 from holdfast_sidecar.hold import HoldError
 from holdfast_sidecar.kube import Answer, ApiError
+from holdfast_sidecar.lease_object import record_of
 from holdfast_wire.lease import Epoch, Holder, Standing, Timing
 
 ME = "pod-uid/nonce"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_sidecar.inputs import REMEMBERED, Inputs, is_focus_report, is_terminal_reply
+from holdfast_sidecar.inputs import REMEMBERED, Inputs, is_focus_report, without_replies
 from holdfast_wire.ids import Actor
 
 ANA, BEN = Actor("ana"), Actor("ben")
@@ -58,44 +58,55 @@ TYPED = {
     "mouse, X10": b"\x1b[M !!",
     "mouse, urxvt": b"\x1b[32;10;5M",
     "bracketed paste": b"\x1b[200~\x1b[0n\x1b[201~",
-    "reply and a key": b"\x1b[24;80Rx",
-    "key and a reply": b"x\x1b[24;80R",
     "reply cut short": b"\x1b[24;80",
     "OSC without an end": b"\x1b]11;rgb:1111/1414/1818",
     "DCS without an end": b"\x1bP>|xterm",
     "pasted text that talks about it": b"press \x1b[I to\x1b[O",
-    "newline after": b"\x1b[0n\n",
+    "reply within": b"echo \x1b[0n\n",
 }  # fmt: skip
+MIXED = {
+    "reply and a key": (b"\x1b[24;80Rx", b"x"),
+    "key and a reply": (b"x\x1b[24;80R", b"x"),
+    "a key between": (b"\x1b[24;80Rx\x1b]11;rgb:1/2/3\x07", b"x"),
+    "newline after": (b"\x1b[0n\n", b"\n"),
+    "more than one read": (b"\x1b[?62c" * 9000 + b"\x1b[?6", b"\x1b[?6"),
+}
 
 
 @pytest.mark.parametrize("data", REPLIES.values(), ids=REPLIES.keys())
 def test_what_terminals_say(data: bytes) -> None:
-    assert is_terminal_reply(data)
-    assert is_terminal_reply(data * 2)
+    assert without_replies(data) == b""
+    assert without_replies(data * 2) == b""
 
 
 @pytest.mark.parametrize("data", TYPED.values(), ids=TYPED.keys())
 def test_what_people_type(data: bytes) -> None:
-    assert not is_terminal_reply(data)
+    assert without_replies(data) == data
     assert not is_focus_report(data)
+
+
+@pytest.mark.parametrize(("data", "meant"), MIXED.values(), ids=MIXED.keys())
+def test_what_came_together(data: bytes, meant: bytes) -> None:
+    assert without_replies(data) == meant
 
 
 @pytest.mark.parametrize("data", [b"\x1b[I", b"\x1b[O", b"\x1b[O\x1b[I"])
 def test_what_windows_say_when_they_are_looked_at(data: bytes) -> None:
     assert is_focus_report(data)
-    assert not is_terminal_reply(data)
+    assert without_replies(data) == data
 
 
 @given(st.text(max_size=60))
 def test_text_is_typed(text: str) -> None:
-    assert not is_terminal_reply(text.replace("\x1b", "").encode())
+    data = text.replace("\x1b", "").encode()
+    assert without_replies(data) == data
 
 
 @pytest.mark.parametrize(
     "data",
     [
         b"\x1b[" + b"1;" * 500_000,
-        b"\x1b[0n" * 250_000 + b"x",
+        b"x" + b"\x1b[0n" * 250_000 + b"x",
         b"\x1b]1;" + b"a" * 1_000_000,
         b"\x1bP" + b"a" * 1_000_000,
         b"\x1b[I\x1bP" * 200_000,
@@ -103,7 +114,7 @@ def test_text_is_typed(text: str) -> None:
 )
 @pytest.mark.timeout(20)
 def test_a_megabyte_made_to_be_slow_is_not(data: bytes) -> None:
-    assert not is_terminal_reply(data)
+    assert without_replies(data) == data
 
 
 def test_numbers_grow_by_one_with_or_without_a_key() -> None:

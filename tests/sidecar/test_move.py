@@ -59,6 +59,8 @@ def test_it_goes_on_in_the_other_pod_as_if_nothing_had_been(source: Pod, target:
         assert source.ask_hold("freeze")["ok"]
         files = sealed(source)["files"]
         carry(source, target, files)
+        assert target.agent("prepare") == {"ok": True}
+        assert not target.agent("status")["serving"]
         answer = target.agent("commit")
         assert answer == {"ok": True, "seq": before["seq"]}
         assert target.agent("commit")["ok"], "the answer may have been lost"
@@ -232,6 +234,57 @@ def test_files_that_are_not_whole_are_refused_and_nothing_is_taken(
     shutil.copy(source.state / broken, target.state / broken)
     if broken == "keyframe":  # without one, what the ring had was given up
         shutil.copy(source.state / "ring", target.state / "ring")
+    assert target.agent("commit")["ok"]
+
+
+def put_anew(source: Pod, target: Pod, files: list[str]) -> None:
+    """As the agent does: never into a file that is there."""
+    for name in files:
+        (target.state / name).unlink()
+        shutil.copy(source.state / name, target.state / name)
+
+
+def test_what_was_prepared_is_not_what_came_after_all(source: Pod, target: Pod) -> None:
+    begin(source)
+    carry(source, target, seal(source)["files"])
+    assert target.agent("prepare")["ok"]
+    stay(source)
+    assert target.agent("commit")["code"] == "refused"
+    assert target.agent("prepare")["ok"], "the files are right; whose it is, the Lease says"
+    with source.client() as client:
+        client.attach()
+        client.typed(b"one", 1, b"k1")
+        until(lambda: acked(client) == [1], "its ack")
+    put_anew(source, target, seal(source)["files"])
+    assert target.agent("commit")["ok"]
+    with target.client() as client:
+        client.attach()
+        client.typed(b"one", 1, b"k1")
+        until(lambda: acked(client) == [1], "its ack")
+        assert client.acks[0].status is AckStatus.DUPLICATE
+
+
+def test_prepared_it_is_taken_by_one_write(source: Pod, target: Pod) -> None:
+    begin(source)
+    carry(source, target, seal(source)["files"])
+    kill(source)
+    assert target.agent("prepare")["ok"]
+    before = len(target.api.requests)
+    assert target.agent("commit")["ok"]
+    assert takes(target.api.requests[before])
+
+
+@pytest.mark.parametrize("broken", ["ring", "sealed.json"])
+def test_what_is_not_whole_cannot_be_prepared_and_may_come_again(
+    source: Pod, target: Pod, broken: str
+) -> None:
+    begin(source)
+    files = seal(source)["files"]
+    carry(source, target, files)
+    (target.state / broken).write_bytes((target.state / broken).read_bytes()[:20])
+    assert target.agent("prepare")["code"] == "refused"
+    put_anew(source, target, files)
+    assert target.agent("prepare")["ok"]
     assert target.agent("commit")["ok"]
 
 

@@ -46,6 +46,9 @@ def test_typing_before_during_and_after_is_taken_once_in_order_and_acknowledged_
         until(lambda: acked(client) == [1], "the first ack")
         assert source.agent("park", to=TARGET)["ok"]
         client.until_news("moving")
+        assert source.agent("progress", sent=1, expected=4)["ok"]
+        assert client.until_news("progress") == {"kind": "progress", "sent": 1, "expected": 4}
+        assert source.agent("progress", sent=-1, expected="4")["code"] == "bad_request"
         client.typed(b"two,", 2, b"k2")
         assert acked(client) == [1]
         with pytest.raises(Unavailable, match="being moved"):

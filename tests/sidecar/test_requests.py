@@ -103,6 +103,30 @@ def test_another_actor_is_refused_until_it_takes_the_turn(live_bash: Live) -> No
         ana.until_news("clients", holder="ben")
 
 
+def test_the_turn_is_asked_for_and_given(live_bash: Live) -> None:
+    with (
+        live_bash.attached(actor="ana", modality="ssh") as ana,
+        live_bash.attached(actor="ben", modality="browser") as ben,
+    ):
+        ana.typed(b":\r")
+        assert ben.ask("ask") == {"holder": "ana", "lead": "c1", "asking": ["ben"]}
+        ana.until_news("clients", asking=["ben"])
+        with pytest.raises(errors.BadRequest):
+            ana.ask("release", to="cleo")
+        assert ana.ask("release", to="ben")["holder"] == "ben"
+        ben.until_news("clients", holder="ben", asking=[])
+        ana.ask("take")
+        passed = [
+            (one["kind"], one["actor"], one["modality"], one.get("to"))
+            for one in ana.ask("journal")["records"]
+            if one["kind"] in ("ask", "release", "take")
+        ]
+    assert passed == [
+        ("ask", "ben", "browser", None), ("release", "ana", "ssh", "ben"),
+        ("take", "ana", "ssh", None),
+    ]  # fmt: skip
+
+
 def test_answers_of_terminals_are_nobodys_input(live_bash: Live) -> None:
     with live_bash.attached() as client:
         client.typed(b"\x1b[?62;22c", number=1)

@@ -118,6 +118,22 @@ AFTERWARDS = {
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_without_the_scrollback_the_screen_is_the_same(name: str) -> None:
+    """Against what came of the whole, which the judge has judged. Also after the alternate screen
+    was left."""
+    terminal, scant, whole = (Terminal(80, 24, SCROLLBACK) for _ in range(3))
+    terminal.feed(CASES[name])
+    scant.feed(snapshot.take(terminal, History(), whole=False))
+    whole.feed(snapshot.take(terminal, History()))
+    for after in (b"", AFTERWARDS.get(name, b"x"), b"\x18\x1b[?1049l"):
+        scant.feed(after)
+        whole.feed(after)
+        screens = [snapshot.take(one, History(), whole=False) for one in (scant, whole)]
+        assert screens[0] == screens[1]
+    assert scant.history <= 1  # what the last bytes themselves scrolled away
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_a_snapshot_equals_the_truth(judge: Judge, name: str) -> None:
     stream = CASES[name]
     check(judge, stream + AFTERWARDS.get(name, b""), len(stream))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast_sidecar.turn import Mode, Participant, Turn
-from holdfast_wire.errors import BadRequest, Forbidden, NoTurn
+from holdfast_wire.errors import BadRequest, Busy, Forbidden, NoTurn
 from holdfast_wire.ids import Actor, ClientId
 
 ANA, BEN, BOT = Actor("ana"), Actor("ben"), Actor("bot")
@@ -106,6 +106,17 @@ class TurnMachine(RuleBasedStateMachine):
         assert self.turn.holder == actor
         self.turn.check_write(actor, None)
 
+    @rule(actor=st.sampled_from([ANA, BEN, BOT]))
+    def ask(self, actor: Actor) -> None:
+        before = self.turn.holder, self.turn.lead
+        own = [p.client for p in self.turn.participants if (p.actor, p.mode) == (actor, "write")]
+        self.turn.ask(actor, own[0] if own else None)
+        if before[0] is None:
+            assert self.turn.holder == actor
+        else:
+            assert (self.turn.holder, self.turn.lead) == before, "to ask is not to take"
+            assert (actor in self.turn.asking) == (actor != before[0])
+
     @rule()
     def lapse(self) -> None:
         holder = self.turn.holder
@@ -130,6 +141,10 @@ class TurnMachine(RuleBasedStateMachine):
     def somebody_holds_it_while_a_writer_is_here(self) -> None:
         if any(p.mode is Mode.WRITE for p in self.turn.participants):
             assert self.turn.holder is not None
+
+    @invariant()
+    def who_has_it_does_not_ask_for_it(self) -> None:
+        assert self.turn.holder not in self.turn.asking
 
     @invariant()
     def the_lead_is_a_writer_of_the_holder(self) -> None:
@@ -240,6 +255,33 @@ def test_a_program_that_is_not_attached_takes_the_turn_and_leaves_the_size_alone
     assert (turn.lead, turn.size()) == (bot, (120, 50))
 
 
+def test_a_turn_that_is_asked_for_is_given() -> None:
+    turn = Turn()
+    a, b = here(turn, "a", ANA), here(turn, "b", BEN)
+    viewer = here(turn, "v", BEN, Mode.VIEW)
+    with pytest.raises(Forbidden):
+        turn.ask(BEN, viewer)
+    turn.ask(BOT, None)
+    turn.ask(BEN, b)
+    turn.ask(BOT, None)
+    turn.ask(ANA, a)
+    assert turn.asking == [BEN, BOT]
+    with pytest.raises(BadRequest):
+        turn.release(ANA, Actor("cy"))
+    turn.release(ANA, BOT)
+    assert (turn.holder, turn.lead, turn.asking) == (BOT, None, [BEN])
+    turn.leave(b)
+    assert turn.asking == []
+    b = here(turn, "b", BEN)
+    turn.ask(BEN, b)
+    turn.release(BOT)
+    assert (turn.holder, turn.lead, turn.asking) == (BEN, b, []), "to who asked, not to the next"
+    for number in range(16):
+        turn.ask(Actor(f"x{number}"), None)
+    with pytest.raises(Busy):
+        turn.ask(BOT, None)
+
+
 def test_a_turn_that_is_kept_for_somebody_lapses_unless_he_comes() -> None:
     for comes in (True, False):
         turn = Turn()
@@ -256,3 +298,18 @@ def test_an_unknown_mode_is_refused(text: object) -> None:
     with pytest.raises(BadRequest):
         Mode.parse(text)
     assert Mode.parse("view") is Mode.VIEW
+
+
+def test_of_a_crowd_those_who_matter_are_named() -> None:
+    turn = Turn()
+    for n in range(10):
+        here(turn, f"c{n}", ANA, Mode.VIEW)
+    lead = here(turn, "c10", BEN)
+    writer = here(turn, "c11", BOT)
+    everyone = turn.who()
+    assert [one["client"] for one in everyone["clients"]] == [f"c{n}" for n in range(12)]
+    assert "more" not in everyone
+    assert "more" not in turn.who(most=12)
+    told = turn.who(ClientId("c7"), 4)
+    assert {one["client"] for one in told["clients"]} == {lead, writer, "c7", "c0"}
+    assert (told["more"], told["holder"], told["lead"]) == (8, BEN, lead)

@@ -63,6 +63,25 @@ def test_a_session_on_the_move_is_told_from_a_lost_connection() -> None:
     assert b"lost, reconnecting" in shown(ticks_until(machine, 22.0))
 
 
+def test_how_far_a_move_has_come_is_said_and_kept_up() -> None:
+    machine = live()
+
+    def comes(sent: int, expected: int, now: float) -> str:
+        body = {"kind": "progress", "sent": sent, "expected": expected}
+        return shown(machine.received(Control(body), now)).decode()
+
+    assert comes(5, 10, 9.0) == "", "nothing moves"
+    machine.received(Control({"kind": "moving"}), 10.0)
+    assert comes(1, 10, 10.5) == comes(2, 10, 11.0) == "", "most take no longer"
+    assert "build is moving to another node, 20 %…" in shown(ticks_until(machine, 12.0)).decode()
+    assert "build is moving to another node, 34 %…" in comes(34, 100, 12.5)
+    assert comes(345, 1000, 12.6) == "", "the same words again"
+    assert ", 99 %…" in comes(300, 100, 13.0), "what is expected is a guess"
+    assert comes(1, 0, 13.5) == comes(-1, -1, 13.6) == ""
+    machine.received(Control({"kind": "stayed"}), 14.0)
+    assert b"row 23" in painted_over(machine, 14.0)
+
+
 def test_what_is_waited_for_is_said() -> None:
     machine = live()
     machine.received(Control({"kind": "moving"}), 10.0)
@@ -149,3 +168,19 @@ def test_a_picture_of_another_moment_is_not_used() -> None:
     body = {"kind": "answer", "id": request.body["id"], "result": {"seq": 99, "text": ""}}
     assert shown(machine.received(Control(body), 1.0)) == b""
     assert sent(machine.tick(2.0)), "it asks again"
+
+
+def test_who_has_the_turn_hears_who_asks_for_it() -> None:
+    machine = live()
+    here = [{"client": "c1", "actor": "ana"}, {"client": "c2", "actor": "ben"}]
+    news = {"kind": "clients", "clients": here, "holder": "ana", "asking": ["ben\x1b[2J"]}
+    assert b"attached to" in painted_over(machine, 1.0)
+    ticks_until(machine, 9.0)
+    machine.received(Control({**news, "holder": "ben", "asking": ["ana"]}), 9.0)
+    assert sent(machine.tick(10.0)) == [], "that is the other's to hear"
+    machine.received(Control(news), 10.0)
+    said = painted_over(machine, 10.5)
+    assert b"asks for the turn" in said
+    assert b"\x1b[2J" not in said
+    machine.received(Control(news), 20.0)
+    assert sent(machine.tick(21.0)) == [], "once"

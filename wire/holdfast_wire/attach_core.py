@@ -35,7 +35,7 @@ from holdfast_wire.frames import (
 )
 from holdfast_wire.ids import session_of
 from holdfast_wire.keys import Key, spell
-from holdfast_wire.overlay import Overlay
+from holdfast_wire.overlay import Asked, Overlay
 from holdfast_wire.plain import plain
 
 # Typed or pasted, and not yet acknowledged. Beyond it we stop reading the keyboard.
@@ -115,6 +115,7 @@ class AttachCore:
         # A viewer's ctrl-c reaches nobody, so it may as well mean what its user wants.
         self._ctrl_c = DetachScanner((_CTRL_C,))
         self._overlay = Overlay()
+        self._client, self._asked = "", Asked()
         self._size = size
         self._session_size = size
         self._session_id = ""
@@ -337,7 +338,7 @@ class AttachCore:
             )
         again, anew = bool(self._session_id), session_id != self._session_id
         self._enter(Phase.LIVE)
-        self._session_id = session_id
+        self._session_id, self._client = session_id, str(body.get("client", ""))
         self._session_size = _size(body, self._session_size)
         self._attempts, self._reason, self._busy = 0, "", ""
         undelivered = self._forget() if again and anew else 0
@@ -387,6 +388,13 @@ class AttachCore:
                 return self._ending(self._exit) if self.phase is Phase.LIVE else []
             case {"kind": "moving" | "saving" as kind}:
                 self._busy, self._busy_since = _BUSY[kind], now
+            case {"kind": "progress", "sent": int(sent), "expected": int(expected)}:
+                return self._comes_along(sent, expected)
+            case {"kind": "clients"}:
+                if said := self._asked.heard(body, self._client):
+                    give = self._settings.again.replace(" attach ", " release ", 1)
+                    hint = f" · give it with: {give}" if give != self._settings.again else ""
+                    self._overlay.want(said + hint, now)
             case {"kind": "waiting", "sentence": str(sentence)}:
                 return self._waits(sentence)
             case {"kind": "stayed"}:
@@ -402,6 +410,14 @@ class AttachCore:
                 fits = self._size[1] >= self._session_size[1]
                 return _show(self._overlay.answered(result, self._size, in_step and fits, now))
         return []
+
+    def _comes_along(self, sent: int, expected: int) -> list[Action]:
+        """How much of it; what is expected is a guess, so it is never all."""
+        if not self._busy or expected <= 0:
+            return []
+        share = min(99, 100 * max(0, sent) // expected)
+        before, self._busy = self._busy, f"{_BUSY['moving']}, {share} %"
+        return self._say_away() if self._overlay.blind and before != self._busy else []
 
     def _refused(self, ref: int, error: HoldfastError, now: float) -> list[Action]:
         if ref in self._unacked:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from holdfast_wire import sequences
+from holdfast_wire.plain import plain
 
 # Above every number an input gets, so that an answer is never taken for an input's.
 _FIRST_REQUEST: Final = 1 << 40
@@ -19,6 +20,22 @@ _GREETING_SECONDS: Final = 4.0
 # soon repaints the line.
 _TRIES: Final = 8
 _PAUSE: Final = 0.15
+
+
+class Asked:
+    """Who asks the one at this terminal for his turn; said once of each."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def heard(self, news: dict[str, Any], client: str) -> str:
+        """Of the news of who is here; what is to be said, or nothing."""
+        own = [one for one in news.get("clients") or () if one.get("client") == client]
+        asking = {str(one) for one in news.get("asking") or ()}
+        if not own or own[0].get("actor") != news.get("holder"):
+            asking = set()
+        new, self._said = sorted(asking - self._said), asking
+        return f"{plain(', '.join(new))} asks for the turn" if new else ""
 
 
 class Overlay:

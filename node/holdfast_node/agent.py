@@ -25,7 +25,7 @@ from holdfast_node import (
     freezer,
     keeping,
     log,
-    pager,
+    memory_due,
     pages,
     preflight,
     sweep,
@@ -39,15 +39,16 @@ from holdfast_node.landing import lose
 from holdfast_node.lazy import PagesLost
 from holdfast_node.order import Bring, Keep, Left, Memory, Move, Order, Phase, read, status
 from holdfast_node.pair import Keys
+from holdfast_node.progress import Progress, told
 from holdfast_node.receiving import Handler, Receiver, serve
 from holdfast_node.settings import Bucket, Settings
 from holdfast_node.spool import spooled
 from holdfast_node.store import Peer
 from holdfast_node.stores import PEER, Others, Stores
 from holdfast_node.taking import Gone as GoneOn
-from holdfast_node.taking import settle
+from holdfast_node.taking import settle, show
 from holdfast_node.threads import give_back
-from holdfast_node.transfer import connect, told
+from holdfast_node.transfer import connect
 from holdfast_wire.errors import BadRequest, HoldfastError, NotFound, Retry, Unavailable
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ PAUSE_SECONDS: Final = 2.0
 SWEEP_SECONDS: Final = 180.0
 BUCKET_SECONDS: Final = 3600.0  # between two looks at the bucket, which all agents look at
 REPORT_TRIES: Final = 10
+SHOW_SECONDS: Final = 1.0  # between two words to who is attached
 CONDITION: Final = "HoldfastReady"
 _MOMENT: Final = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -142,6 +144,7 @@ class Agent:
             "annotations": {
                 target.ADDRESS: f"{settings.address}:{settings.port}",
                 f"{PREFIX}agent-problems": "; ".join(self._can.problems) or None,
+                f"{PREFIX}agent-lacks": " ".join(self._can.lacks) or None,
                 target.MEMORY: target.FOLLOWS if self._can.follows else "Copy",
                 target.CPU: cpu.told(self._features),
             },
@@ -321,13 +324,14 @@ class Agent:
             async with (
                 connect(to.address, tls, self._keys, order.name, about) as sender,
                 told(sender.progress, partial(self._sent, order)),
+                told(sender.progress, partial(show, order.source_pod), SHOW_SECONDS),
             ):
                 if how is Memory.IMAGES:
                     return await departure.run(sender)
                 tagger = self._keys.tagger(sender.salt, pages.PART)
                 async with pages.asked(
                     to.address, tls, order.name, order.namespace, sender.salt,
-                    None if order.post_copy else tagger,
+                    None if order.post_copy else tagger, sender.progress,
                 ) as asked:  # fmt: skip
                     return await departure.run(sender, asked)
 
@@ -336,8 +340,8 @@ class Agent:
             return Memory.AFTER
         return Memory.BEFORE if self._can.follows and to.follows else Memory.IMAGES
 
-    async def _sent(self, order: Order, count: int) -> None:
-        body = {"status": {"sentBytes": count}}
+    async def _sent(self, order: Order, progress: Progress) -> None:
+        body = {"status": {"sentBytes": progress.all_sent}}
         await self._kube.patch(CHECKPOINTS, order.namespace, order.name, body, sub="status")
 
     async def _keep(self, order: Keep) -> Left:
@@ -374,9 +378,12 @@ class Agent:
         message: str = "",
         left: Left | None = None,
         reason: str = "Failed",
+        expected: int = 0,
     ) -> bool:
         """The API has it. A word on the way is said once, what matters until it is taken."""
         body = status(order, self._settings.node, phase, message, left, datetime.now(UTC), reason)
+        if expected:
+            body["expectedBytes"] = expected
         matters = phase in (Phase.COMPLETE, Phase.FAILED) or left is not None
         for attempt in range(REPORT_TRIES if matters else 1):
             try:
@@ -397,7 +404,7 @@ class Agent:
 
 def _blocked(cage: freezer.Freezer) -> bool:
     try:
-        return pager.blocked(cage)
+        return memory_due.blocked(cage)
     except OSError:  # its container is gone
         return False
 

@@ -99,9 +99,9 @@ class Came:
     waited: bool
     buffer: Buffer
 
-    @property
-    def address(self) -> int:
-        return self.buffer.address
+    def place(self, page: int) -> int:
+        """Where it lies in our own memory."""
+        return self.buffer.address + page - self.start
 
     def __contains__(self, page: int) -> bool:
         return self.start <= page < self.end

@@ -22,9 +22,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from holdfast_node import containers
+from holdfast_node import containers, log
 from holdfast_node.containers import Pod
 from holdfast_node.engine import Dumping, Engine
+from holdfast_node.freezer import descendants
 from holdfast_node.lazy import PagesLost
 from holdfast_node.order import Left, Move, Phase
 from holdfast_node.pages import Asked
@@ -58,6 +59,8 @@ class Departure:
         self._images.mkdir(parents=True, mode=0o700)
         taking = Taking(self._order, self._engine, self._images, sender)
         left = await self._go(sender, taking, pod, pages)
+        if spared := sender.packer.saved + (0 if pages is None else pages.packer.saved):
+            log.info("packed", order=self._order.name, bytes_spared=spared)
         if taking.cage is not None:
             await asyncio.to_thread(taking.cage.kill)
         return left
@@ -67,7 +70,7 @@ class Departure:
             async with self._engine.dumping(
                 pod.hold, self._images, lazy=pages is not None
             ) as dumping:
-                await self._take(sender, taking, pod, dumping)
+                await self._take(sender, taking, pod, dumping, pages)
                 if pages is None:
                     return await self._arrival(sender, taking)
             if self._order.post_copy:
@@ -81,10 +84,15 @@ class Departure:
                 raise PagesLost(f"not all of its memory has left this node ({error})") from error
             raise Gone(f"the target had taken it already ({error})") from error
 
-    async def _take(self, sender: Sender, taking: Taking, pod: Pod, dumping: Dumping) -> None:
+    async def _take(
+        self, sender: Sender, taking: Taking, pod: Pod, dumping: Dumping, pages: Asked | None
+    ) -> None:
         await taking.ahead(pod)
-        await self._report(phase=Phase.DUMPING)
+        sender.progress.expect(descendants(pod.hold))
+        await self._report(phase=Phase.DUMPING, expected=sender.progress.expected)
         await sender.ready()
+        if pages is not None:
+            pages.packer.allowed = sender.packer.allowed  # it goes to the same agent
         how = {"follows": True} if self._order.post_copy else {}
         await taking.stop(pod, to=self._order.target_pod, **how)
         async with taking.in_time():

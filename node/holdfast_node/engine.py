@@ -25,7 +25,7 @@ from pathlib import Path
 
 from holdfast_wire.errors import HoldfastError, Internal, Unavailable
 
-from . import asking, connections, containers, criu_rpc, devtty, failure, freezer, lazy, pager
+from . import asking, connections, containers, criu_rpc, devtty, failure, freezer, lazy, memory_due
 from .containers import Terminal
 from .criu_rpc import Answer, Kind
 from .entering import Entered, Place, enter
@@ -196,7 +196,7 @@ class Engine:
         """Makes ready to dump the session in hold's container, frozen or not yet. A dump that was
         cancelled comes to its end before this is left, so thaw after that and not before. `lazy`:
         most of the memory stays in the frozen tree, for `serve`."""
-        if pager.coming(self.freezer(hold)):
+        if memory_due.coming(self.freezer(hold)):
             raise Unavailable(
                 "memory of the session is still on its way here", "try again when it has come"
             )

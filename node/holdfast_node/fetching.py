@@ -46,6 +46,7 @@ async def fetching(
 
 async def fetch(receiver: Receiver, into: Path) -> Manifest:
     """All of it, found right; not more than the disk has room for."""
+    await receiver.ready()
     manifest = await receiver.receive(into, limit=free(into.parent))
     await receiver.committed()
     return manifest

@@ -1,7 +1,7 @@
 """Bytes in both directions over one link, for a thread that must not wait for either alone, in
 frames as on any link (link.py):
 
-    DATA...  END  (each side its own)      TICK, if there is nothing to say
+    DATA|PACKED...  END  (each side its own)      TICK, if there is nothing to say
 
 `tagger`: what comes must be whole, and the other side's END says the tag that it must have.
 """
@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.poly1305 import Poly1305
 from holdfast_wire.errors import BadRequest, from_json
 
 from .link import CHUNK, SILENCE, TICK, Frame, Link, LinkLost, as_json, frame_head
+from .packing import unpacked
 from .pair import Fault, Part, Unfit
 
 _HEAD: Final = len(frame_head(Frame.TICK))
@@ -38,6 +39,7 @@ class Frames:
         self._head = bytearray()
         self._kind, self._rest = Frame.TICK, 0  # of the frame that is coming
         self._body = bytearray()
+        self._unpacked = _NOTHING  # what of a packed frame was not taken yet
         self._size = 0  # of all that came
         self._said = self._heard = time.monotonic()
         self.ended = False  # the other side has
@@ -92,11 +94,27 @@ class Frames:
     def read(self, view: memoryview) -> int:
         """How many bytes came; 0: none now or, if it has ended, ever."""
         while not self.ended:
+            if self._unpacked:
+                return self._give(view)
             if self._kind is Frame.DATA and self._rest:
                 return self._data(view)
             if not self._other():
                 return 0
         return 0
+
+    def _give(self, view: memoryview) -> int:
+        if not view:
+            return 0
+        count = min(len(view), len(self._unpacked))
+        view[:count] = self._unpacked[:count]
+        self._unpacked = self._unpacked[count:]
+        self._took(view[:count])
+        return count
+
+    def _took(self, view: memoryview) -> None:
+        self._size += len(view)
+        if self._tagger is not None:
+            self._tagger.update(view)
 
     def _data(self, view: memoryview) -> int:
         """A record at a time, but all that there is."""
@@ -106,9 +124,7 @@ class Frames:
         if count:
             self._heard = time.monotonic()
             self._rest -= count
-            self._size += count
-            if self._tagger is not None:
-                self._tagger.update(view[:count])
+            self._took(view[:count])
         return count
 
     def _other(self) -> bool:
@@ -139,6 +155,8 @@ class Frames:
             if (as_json(body) if body else {}) != last_word(self._size, self._tagger):
                 raise Unfit(Fault.CORRUPT, "the session's memory was altered on the way")
             self.ended = True
+        elif self._kind is Frame.PACKED:
+            self._unpacked = unpacked(body)
         elif self._kind is not Frame.TICK:
             raise BadRequest(f"the other agent sent {self._kind.name} out of turn")
 

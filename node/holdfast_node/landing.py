@@ -2,6 +2,7 @@
 and a stored checkpoint have in common.
 
     files ─ the sidecar's state ─ restore, held ─ input ─ adopt ─ commit ─ run
+                               └─ prepare ───────────────────┘
 
 Invariant: nothing of the session runs here before its sidecar has said that the Lease is its own.
 Everything that can fail is done before it is asked.
@@ -22,7 +23,7 @@ from holdfast_node.containers import Pod
 from holdfast_node.engine import Restored, Restoring
 from holdfast_node.freezer import Freezer
 from holdfast_node.peers import Refused, SidecarLink, ask_hold
-from holdfast_node.taking import sidecar_of
+from holdfast_node.taking import ask, sidecar_of
 from holdfast_node.terminal import Taken
 from holdfast_node.tree import Place
 from holdfast_wire.errors import HoldfastError, NotFound, Unavailable
@@ -67,6 +68,7 @@ class Landing:
     async def restore(self, restoring: Restoring) -> None:
         """The images are where `restoring` looks for them. Returns when the session runs."""
         taken = Taken.from_json(json.loads((self.parts / "queued").read_text()))
+        preparing = asyncio.create_task(prepare(self.pod.uid, self.said))
 
         async def held(restored: Restored) -> None:
             try:
@@ -74,12 +76,17 @@ class Landing:
             finally:
                 os.close(restored.terminal.master)
             await self.whole()
+            await preparing
             await commit(self.pod.uid, self.said)
             await self.committed()
             for local, remote in restored.cut:
                 log.info("cut", session=self.session, local=local, remote=remote)
 
-        await restoring.restore(held)
+        try:
+            await restoring.restore(held)
+        finally:
+            preparing.cancel()
+            await asyncio.wait([preparing])
 
     async def _adopt(self, restored: Restored, taken: Taken) -> None:
         found = restored.terminal
@@ -92,14 +99,21 @@ class Landing:
         await asyncio.to_thread(ask_hold, self.pod.hold, adopt, found.master)
 
 
+async def prepare(pod_uid: str, said: Mapping[str, Any]) -> None:
+    """What the sidecar can do before it is to commit. If it cannot, that will say so."""
+    try:
+        await ask(pod_uid, "prepare", seconds=_COMMIT_SECONDS, **said)
+    except HoldfastError as error:
+        log.info("not prepared", pod=pod_uid, why=str(error))
+
+
 async def commit(pod_uid: str, said: Mapping[str, Any]) -> None:
     """The last moment at which it can still go back. Until the sidecar of the moment says yes or
     no: as long as it has not, the Lease may be ours, and then nobody else has the session. It has
     no reason to keep silent for long."""
     while True:
         try:
-            link = SidecarLink(sidecar_of(containers.find(pod_uid)))
-            await link.ask("commit", seconds=_COMMIT_SECONDS, **said)
+            await ask(pod_uid, "commit", seconds=_COMMIT_SECONDS, **said)
         except Refused as refused:
             if refused.word == "refused":
                 raise
@@ -119,8 +133,7 @@ async def lose(
     would be the session's. `reported` comes in between."""
     while True:
         try:
-            link = SidecarLink(sidecar_of(containers.find(pod_uid)))
-            await link.ask("lost", seconds=_COMMIT_SECONDS)
+            await ask(pod_uid, "lost", seconds=_COMMIT_SECONDS)
         except Refused as refused:
             if refused.word in ("superseded", "ended"):
                 break

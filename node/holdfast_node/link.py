@@ -27,6 +27,8 @@ TICK: Final = 2.0  # a side with nothing to say says so this often
 CHUNK: Final = 256 << 10  # of data in one frame: it stays in a core's cache from end to end
 MESSAGE_MAX: Final = 4 << 20  # of any other frame: a manifest
 _HEAD: Final = struct.Struct(">BHI")
+# Of the kernel's struct tcp_info: tcpi_unacked and tcpi_notsent_bytes, since Linux 4.6.
+_COUNT, _UNACKNOWLEDGED_AT, _UNSENT_AT, _INFO_SIZE = struct.Struct("=I"), 24, 144, 148
 
 
 class LinkLost(Retry):
@@ -50,9 +52,11 @@ class Frame(IntEnum):
     FAILED = 11  # body: the reason
     ZEROS = 12  # of a part: as DATA, CHUNK of them
     READY = 13  # nothing has to be made any more before what was dumped can be restored
+    PACKED = 14  # of a part: as DATA, packed (packing.py)
 
 
 _KINDS: Final = frozenset(Frame)
+_BYTES: Final = (Frame.DATA, Frame.PACKED)
 
 
 class Link:
@@ -95,7 +99,7 @@ class Link:
     @staticmethod
     def parsed(head: bytes | memoryview) -> tuple[Frame, int, int]:
         kind, part, length = _HEAD.unpack(head)
-        if kind not in _KINDS or length > (CHUNK if kind == Frame.DATA else MESSAGE_MAX):
+        if kind not in _KINDS or length > (CHUNK if kind in _BYTES else MESSAGE_MAX):
             raise BadRequest("the other agent sent what is no frame")
         return Frame(kind), part, length
 
@@ -130,6 +134,17 @@ class Link:
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         return bool(poller.poll(seconds * 1000))
+
+    def held_by_receiver(self) -> bool:
+        """Whether bytes wait to be sent and none is on its way: so the other end has no room for
+        them. On a way that is slow some always are. As the kernel has it; one that does not know
+        says no."""
+        told = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_SIZE)
+        if len(told) < _INFO_SIZE:
+            return False
+        (unacknowledged,) = _COUNT.unpack_from(told, _UNACKNOWLEDGED_AT)
+        (unsent,) = _COUNT.unpack_from(told, _UNSENT_AT)
+        return bool(unsent and not unacknowledged)
 
     # -- for one that cannot wait for the other side alone (frames.py)
 

@@ -10,7 +10,7 @@ watcher does nothing but wait. So:
 
 - a page that has not come is never read as zeros. Whoever touches it waits until it has come.
 - if it cannot come any more (the stream broke, the pager died), the tree is frozen, the watcher
-  keeps the descriptors, and names itself LOST: `blocked` finds it by that. It ends when the tree
+  keeps the descriptors, and names itself LOST (memory_due.py). It ends when the tree
   was killed, which is for somebody else to decide, for to hold that looks like the session's end.
 - the source is told that all has come only if the agent has said that the tree runs (RUNS).
 
@@ -50,6 +50,7 @@ from . import uffd
 from .asking import CHUNK, CLOSE, MESSAGE, Broken, Buffer, Came, Plain, Source, Stream
 from .containers import ending
 from .freezer import Freezer
+from .memory_due import LOST, NAME
 from .missing import Missing, Ranges, in_turn
 from .uffd import PAGE, Event, Kind
 
@@ -57,8 +58,6 @@ LISTENS: Final = "lazy-pages.socket"  # where CRIU's restore looks for it, in it
 # What the agent found in the images, each: PID, address, size, and 0 for what is missing or 1 for
 # what a child does not inherit.
 MISSING: Final = "missing"
-NAME: Final = "holdfast-pager"
-LOST: Final = "holdfast-lost"
 RUNS: Final = b"runs"
 ARRIVED: Final = b"arrived"
 ENTRY: Final = struct.Struct("=QQQQ")
@@ -112,6 +111,11 @@ class Pager:
         self._listening = listening
         self._runs = runs
         self._source = Source(stream, buffer=Buffer(CHUNK if runs is not None else _EARLY))
+        # If nothing runs, one piece is put while the next is read: into the other buffer.
+        self._copies = uffd.Copies()
+        self._spare = Buffer() if runs is None else None
+        self._lot: list[tuple[Space, uffd.Copy]] = []
+        self._being_put: Came | None = None
         self._early: list[Came] = []  # what came before it has a place
         self._hurried: set[tuple[int, int]] = set()  # PID, page: waited for, and asked for before
         self._spaces: list[Space] = []
@@ -138,6 +142,7 @@ class Pager:
                 if key.fileobj is restorer:
                     self._from_restorer(restorer)
                 elif isinstance(key.data, Space):
+                    self._settle()
                     self._look(key.data)
                 elif key.fd == self._orders.agent and not self._from_agent():
                     raise Broken("the agent has left")
@@ -262,12 +267,38 @@ class Pager:
         came = self._source.read()
         if came is None:
             return
-        if self._restored or came.waited:
+        if self._restored and self._spare is not None:
+            self._settle()
+            self._begin(came)
+            self._source.buffer, self._spare = self._spare, came.buffer
+        elif self._restored or came.waited:
             self._put_all(came)
         else:
             self._early.append(came)
             self._source.buffer = came.buffer.after(came.end - came.start)
             self._hurry()
+
+    def _begin(self, came: Came) -> None:
+        """To put it. Until it is settled nothing else is done to the session's processes."""
+        self._being_put = came
+        self._lot = [
+            (
+                space,
+                uffd.Copy(space.fd, piece.start, came.place(piece.was), piece.end - piece.start),
+            )
+            for space in self._of(came.pid)
+            for piece in space.missing.pieces(came.start, came.end)
+        ]
+        self._copies.begin(copy for _, copy in self._lot)
+
+    def _settle(self) -> None:
+        """What could not be put is tried again, with all that may have happened meanwhile."""
+        came, self._being_put = self._being_put, None
+        if came is None:
+            return
+        for (space, copy), copied in zip(self._lot, self._copies.end(), strict=True):
+            space.missing.drop(copy.to, copy.to + copied)
+        self._put_all(came)
 
     def _put_all(self, came: Came) -> None:
         while any(self._put(space, came, came.start, came.end) for space in self._of(came.pid)):
@@ -290,7 +321,7 @@ class Pager:
         something has happened meanwhile."""
         for piece in space.missing.pieces(start, end):
             size = piece.end - piece.start
-            source = came.address + piece.was - came.start
+            source = came.place(piece.was)
             copied, failed = uffd.copy(space.fd, piece.start, source, size)
             while failed == errno.ENOENT and not copied and size > PAGE:
                 # Its memory has borders that it had not when dumped, and a copy stops at none.
@@ -321,6 +352,8 @@ class Pager:
 
     def _go_on(self) -> None:
         """Those that nobody waits for are asked for in turn."""
+        if not self._source.asked:
+            self._settle()
         for space in list(self._spaces) if self._restored else ():
             if not space.missing:
                 self._look(space)
@@ -365,6 +398,7 @@ class Pager:
 
     def give_up(self) -> None:
         """What is missing is zeros from here on, for whoever may still read it."""
+        self._copies.close()
         for space in list(self._spaces):
             os.close(space.fd)
 
@@ -425,26 +459,6 @@ def _fork_sharing() -> int:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error), "clone3")
     return child
-
-
-def blocked(cage: Freezer) -> bool:
-    """Pages of this tree will never come: it must be killed, and its session restored from the
-    last checkpoint. An agent that finds a frozen tree asks this first."""
-    return LOST in _beside(cage)
-
-
-def coming(cage: Freezer) -> bool:
-    """Pages of this tree have not come yet, or never will."""
-    return not {NAME, LOST}.isdisjoint(_beside(cage))
-
-
-def _beside(cage: Freezer) -> set[str]:
-    """The names of the container's processes that are not the session's."""
-    found = set()
-    for pid in (cage.parent / "cgroup.procs").read_text().split():
-        with contextlib.suppress(OSError):
-            found.add(Path(f"/proc/{pid}/comm").read_text().strip())
-    return found
 
 
 def _name(name: str) -> None:

@@ -25,6 +25,8 @@ from holdfast_wire.errors import BadRequest, HoldfastError, from_json
 
 from .frames import Frames, last_word
 from .link import CHUNK, SILENCE, TICK, Frame, Link, LinkLost, as_json
+from .packing import Packer
+from .progress import Progress
 from .threads import to_its_end
 from .transfer import dialled, greeting
 
@@ -112,8 +114,16 @@ class Asked:
     """The source's end: what the target asks for, and the answers. The methods block; one thread at
     a time calls them, and `run` gives it one."""
 
-    def __init__(self, link: Link, worker: ThreadPoolExecutor, tagger: Poly1305 | None) -> None:
+    def __init__(
+        self,
+        link: Link,
+        worker: ThreadPoolExecutor,
+        tagger: Poly1305 | None,
+        progress: Progress,
+    ) -> None:
         self._link, self._worker, self._tagger = link, worker, tagger
+        self._progress = progress
+        self.packer = Packer(link.send, link.held_by_receiver)
         self._rest = 0  # of the frame that is being read
         self._size = 0  # of all answers
         self._heard = 0.0
@@ -149,7 +159,8 @@ class Asked:
         if self._tagger is not None:
             self._tagger.update(view)
         self._size += len(view)
-        self._link.send(Frame.DATA, view)
+        self.packer.send(view)
+        self._progress.memory = self._size
 
     def end(self) -> None:
         """The target has all of it, and hears what it must be."""
@@ -190,13 +201,14 @@ async def asked(
     namespace: str,
     salt: bytes,
     tagger: Poly1305 | None,
+    progress: Progress,
 ) -> AsyncIterator[Asked]:
     """`salt`: the transfer's that it belongs to, by which the target knows it. `tagger`: of memory
     that does not go before the target has found it right."""
     hello = greeting(checkpoint, salt, {"namespace": namespace, "for": FOR})
     async with dialled(address, context, f"pages-{checkpoint}") as (link, worker):
         await to_its_end(lambda: link.send_json(Frame.HELLO, hello), link.interrupt, worker)
-        made = Asked(link, worker, tagger)
+        made = Asked(link, worker, tagger, progress)
         ticking = asyncio.create_task(made.ticking())
         try:
             yield made

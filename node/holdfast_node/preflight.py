@@ -1,4 +1,10 @@
-"""What this node can do, found out once when the agent starts, and compared between two nodes."""
+"""What this node can do, found out once when the agent starts, and compared between two nodes.
+
+CRIU's `check --all` asks for three kinds of features. Without one of the first, which it calls
+absolutely required, it does nothing at all: the node can neither give nor take a session, and so it
+is without those of NEEDED. The others are needed by some trees only, or not by holdfast: what is
+lacking of them is said, and refuses nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +14,27 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from . import freezer, inside
 
+# Beyond what CRIU requires of itself, by its name for it: what holdfast cannot do without.
+NEEDED: Final = {
+    "seccomp_suspend": "a process under a filter, as all of a session are, cannot be dumped",
+    "seccomp_filters": "the filter that a session runs under cannot be dumped",
+}
 NOTES: Final = "criu.kdat"  # what CRIU knows of the kernel; it finds out anew without
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - CRIU keeps notes on a tmpfs only
 _SECONDS: Final = 30
+_PLACE: Final = re.compile(r"^\w+\s*(\([^)]*\):)?\s*")  # "Warn  (criu/cr-check.c:824): "
 # What a program that looked once goes on to use. Others, such as those about the hypervisor, come
 # and go with the machine and are nobody's business.
 _IRRELEVANT: Final = frozenset({"hypervisor", "constant_tsc", "nonstop_tsc", "tsc_known_freq"})
@@ -37,29 +52,34 @@ class Preflight:
     problems: tuple[str, ...]
     notes: bytes = field(repr=False)
     follows: bool = False  # the memory of a session can come here after it
+    lacks: tuple[str, ...] = ()  # in CRIU's words: what only some sessions would need, or none
 
     def __str__(self) -> str:
         users = "of any user" if self.any_user else "by CRIU as their user"
         memory = "follows if asked to" if self.follows else "cannot follow"
         return (
             f"CRIU {self.criu}, Linux {self.kernel}, freezer {self.freezer}, sessions {users},"
-            f" memory {memory}"
+            f" memory {memory}{self.lacking}"
         )
+
+    @property
+    def lacking(self) -> str:
+        return f"; not needed, and not there: {' '.join(self.lacks)}" if self.lacks else ""
 
 
 def look(bundle: Path, cgroups: Path = freezer.CGROUPS) -> Preflight:
     """Blocks for some tenths of a second."""
     problems = []
-    checked, notes = "", b""
+    version, checked = "", Checked()
     needed = (inside.LOADER, "criu", inside.TERMINALS)
     if not all((bundle / name).exists() for name in needed):
         problems.append(f"CRIU is not at {bundle}")
     elif b"/etc/ld.so.preload" in (bundle / inside.LOADER).read_bytes():
         problems.append(f"the loader at {bundle} would load libraries of a user's choice")
     else:
-        failed, notes = _check(bundle)
-        problems += failed
-        checked = _version(bundle)
+        checked = check(partial(_run, bundle))
+        problems += checked.problems
+        version = _version(bundle)
     which = _freezer(cgroups)
     if not which:
         problems.append("there is no cgroup freezer; mount cgroup v2, or v1's freezer")
@@ -67,13 +87,14 @@ def look(bundle: Path, cgroups: Path = freezer.CGROUPS) -> Preflight:
         problems.append("the agent is not root")
     return Preflight(
         kernel=platform.release(),
-        criu=checked,
+        criu=version,
         cpu=cpu_digest(Path("/proc/cpuinfo").read_text(), xsave_size()),
         freezer=which,
         any_user=inside.may(inside.SYS_RESOURCE),
         problems=tuple(problems),
-        notes=notes,
+        notes=checked.notes,
         follows=not problems and can_follow(bundle),
+        lacks=checked.lacks,
     )
 
 
@@ -124,21 +145,47 @@ def _freezer(cgroups: Path) -> str:
     return ""
 
 
-def _check(bundle: Path) -> tuple[list[str], bytes]:
-    """`criu check`, and the notes that it leaves."""
+@dataclass(frozen=True)
+class Checked:
+    problems: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    notes: bytes = field(default=b"", repr=False)
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def check(run: Run) -> Checked:
+    """`criu check --all`, and the notes that it leaves. It fails if anything is lacking, and ends
+    at what is absolutely required: so it is asked again for that alone."""
     folder = Path(tempfile.mkdtemp(dir=_SHARED_MEMORY))
     try:
-        done = _run(bundle, folder, "check")
+        every = run(folder, "check", "--all")
         path = folder / NOTES
         notes = path.read_bytes() if path.exists() else b""
+        if every.returncode == 0:
+            return Checked(notes=notes)
+        required = run(folder, "check")
+        if required.returncode != 0:
+            why = (_said(required.stderr, "Error") or ["no reason given"])[-1]
+            return Checked((f"CRIU's own check failed: {why}",), notes=notes)
+        missing = [
+            f"CRIU has no {name}: {without}"
+            for name, without in NEEDED.items()
+            if run(folder, "check", "--feature", name).returncode != 0
+        ]
     except subprocess.TimeoutExpired:
-        return [f"CRIU's own check did not end within {_SECONDS} s"], b""
+        return Checked((f"CRIU's own check did not end within {_SECONDS} s",))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if done.returncode == 0:
-        return [], notes
-    errors = [line for line in done.stderr.splitlines() if "Error" in line]
-    return [f"CRIU's own check failed: {(errors or ['no reason given'])[-1].strip()}"], notes
+    said = _said(every.stderr, "Warn", "Error") or ["CRIU does not say what."]
+    return Checked(tuple(missing), tuple(dict.fromkeys(said)), notes)
+
+
+def _said(text: str, *levels: str) -> list[str]:
+    """Its lines of these levels, without where in its source they are said."""
+    lines = (line.strip() for line in text.splitlines() if line.strip().startswith(levels))
+    return [_PLACE.sub("", line) for line in lines]
 
 
 def _version(bundle: Path) -> str:

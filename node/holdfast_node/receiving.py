@@ -26,7 +26,7 @@ from holdfast_wire.errors import (
     from_json,
 )
 
-from . import log
+from . import log, packing
 from .link import CHUNK, TICK, VERSION, Frame, Link, LinkLost, answer, as_json
 from .pair import (
     SALT,
@@ -101,7 +101,7 @@ class Receiver:
 
     async def ready(self) -> None:
         """The sender, which waits for that, may stop the session. Before `receive`."""
-        await self.run(lambda: self.link.send(Frame.READY))
+        await self.run(lambda: self.link.send_json(Frame.READY, packing.offer()))
 
     async def committed(self) -> None:
         await self._say(Frame.COMMITTED, b"")
@@ -193,8 +193,8 @@ class Receiver:
         try:
             while True:
                 kind, number, length = self.link.head()
-                if kind in (Frame.DATA, Frame.ZEROS):
-                    self._data(number, length, zeros=kind == Frame.ZEROS)
+                if kind in (Frame.DATA, Frame.PACKED, Frame.ZEROS):
+                    self._data(number, length, kind)
                     if limit is not None and self.taken > limit:
                         raise TooLarge(f"the checkpoint is larger than {limit >> 20} MiB")
                     if self.taken - told >= _TELL:
@@ -235,16 +235,17 @@ class Receiver:
             raise BadRequest(f"the part {name} stands in the way of another") from None
         self._coming[number] = _Coming(name, opened, self.keys.tagger(self._salt, name))
 
-    def _data(self, number: int, length: int, *, zeros: bool) -> None:
+    def _data(self, number: int, length: int, kind: Frame) -> None:
         coming = self._coming.get(number)
-        if coming is None or (zeros and length):
+        if coming is None or (kind == Frame.ZEROS and length):
             raise BadRequest("the other agent sent bytes of no part")
-        if zeros:
+        if kind == Frame.ZEROS:
             view = memoryview(_ZEROS)
             os.ftruncate(coming.opened, coming.size + CHUNK)
         else:
             view = self._buffer[:length]
             self.link.read_into(view)
+            view = packing.unpacked(view) if kind == Frame.PACKED else view
             _write(coming.opened, view, coming.size)
         coming.tagger.update(view)
         coming.size += len(view)

@@ -148,6 +148,7 @@ class Stores:
         size = _number(receiver.about.get("bytes", ""))
         await asyncio.to_thread(self._disk.admit, size)
         async with spooled(self._spool, f"keeping-{order.uid}") as folder:
+            await receiver.ready()
             manifest = await receiver.receive(folder / "parts", limit=size)
             _check_kept(order, manifest)
             await self._write(folder / "parts", receiver.signed, manifest)

@@ -32,6 +32,7 @@ from holdfast_node.freezer import Freezer, descendants
 from holdfast_node.order import Keep, Move
 from holdfast_node.pair import Facts
 from holdfast_node.peers import Refused, SidecarLink
+from holdfast_node.progress import Progress
 from holdfast_node.terminal import Taken
 from holdfast_node.tree import Look
 from holdfast_wire.errors import HoldfastError, NotFound, Unavailable
@@ -39,6 +40,7 @@ from holdfast_wire.errors import HoldfastError, NotFound, Unavailable
 QUEUED: Final = "queued.json"  # in the sidecar's folder: typed, and taken out of the terminal
 _AGAIN_SECONDS: Final = 0.5
 SIDECAR_SECONDS: Final = 30.0  # to seal: an emulator far behind has to come to the end first
+_SHOWN_SECONDS: Final = 1.0
 _LEAST_SECONDS: Final = 1.0  # frozen for less than that nothing has ever moved
 _MORE_GRACE: Final = "allow it more with terminationGracePeriodSeconds of its template"
 T = TypeVar("T")
@@ -235,6 +237,13 @@ def _dead(cage: Freezer) -> bool:
 async def ask(pod_uid: str, do: str, **fields: Any) -> dict[str, Any]:
     """The sidecar of the moment: it may be started anew at any time."""
     return await SidecarLink(sidecar_of(containers.find(pod_uid))).ask(do, **fields)
+
+
+async def show(pod_uid: str, progress: Progress) -> None:
+    """To who is attached, of a session that stands still for long: most do not, and are not to be
+    held up by it. A sidecar may be too old to know it."""
+    if progress.expected and time.monotonic() - progress.since > _SHOWN_SECONDS:
+        await ask(pod_uid, "progress", sent=progress.all_sent, expected=progress.expected)
 
 
 def sidecar_of(pod: Pod) -> int:

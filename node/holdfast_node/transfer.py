@@ -2,10 +2,10 @@
 of it. One connection for each; nothing is resumed. A link that is lost is lost, and what counts
 afterwards is the Lease, never what either agent believes.
 
-    sender     HELLO  BEGIN DATA|ZEROS... END  (parts may overlap)  MANIFEST
+    sender     HELLO  BEGIN DATA|PACKED|ZEROS... END  (parts may overlap)  MANIFEST
     receiver   READY  PROGRESS...  RECEIVED  TICK...  COMMITTED | FAILED
 
-READY is of a move alone: the session is not stopped before.
+READY says what the receiver can unpack (packing.py). A session that moves is not stopped before.
 
 The work is done by one thread for each connection; memory is bounded by one chunk for each.
 """
@@ -20,7 +20,7 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -31,12 +31,15 @@ from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from holdfast_wire.errors import HoldfastError, Internal, from_json
 
+from . import packing
 from .link import CHUNK, TICK, VERSION, Frame, Link, LinkLost, as_json, dial
+from .packing import Packer
 from .pair import SALT, Facts, Keys, Manifest, Part, check_part
+from .progress import Progress
 from .receiving import Receiver, serve
 from .threads import to_its_end
 
-__all__ = ["Aborted", "LinkLost", "Progress", "Receiver", "Sender", "connect", "serve", "told"]
+__all__ = ["Aborted", "LinkLost", "Receiver", "Sender", "connect", "serve"]
 
 _POLL: Final = 0.003  # seconds between looks at a file that grows: 3 MB at 1 GB/s
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
@@ -48,35 +51,6 @@ T = TypeVar("T")
 
 class Aborted(Internal):
     """The sender was closed while it sent."""
-
-
-@dataclass(slots=True)
-class Progress:
-    sent: int = 0  # bytes of parts
-    taken: int = 0  # of these, by the receiver's last word
-
-
-@asynccontextmanager
-async def told(
-    progress: Progress, tell: Callable[[int], Awaitable[None]], every: float = 2.0
-) -> AsyncIterator[None]:
-    """How much has been sent, now and then: for people, so it may fail."""
-
-    async def work() -> None:
-        last = 0
-        while True:
-            await asyncio.sleep(every)
-            if progress.sent != last:
-                last = progress.sent
-                with suppress(HoldfastError):
-                    await tell(last)
-
-    telling = asyncio.create_task(work())
-    try:
-        yield
-    finally:
-        telling.cancel()
-        await asyncio.wait([telling])
 
 
 @dataclass(slots=True)
@@ -99,6 +73,7 @@ class Sender:
         self._failure: HoldfastError | None = None
         self.parts: dict[str, Part] = {}
         self._names: set[str] = set()
+        self.packer = Packer(self._send, link.held_by_receiver)
         self.progress = Progress()
 
     @property
@@ -214,6 +189,8 @@ class Sender:
             raise self._failure
         if kind == Frame.PROGRESS:
             self.progress.taken = int(as_json(body).get("bytes", 0))
+        if kind == Frame.READY and body:  # of an agent of an older version it has none
+            self.packer.allowed = packing.accepted(as_json(body))
         self._received = self._received or kind == Frame.RECEIVED
         self._ready = self._ready or kind == Frame.READY
         return kind
@@ -235,7 +212,7 @@ class Sender:
             if len(piece) == CHUNK and piece[0] == piece[-1] == 0 and bytes(piece) == _ZEROS:
                 self._send(Frame.ZEROS, b"", going.number)  # most of a ring that was never filled
             else:
-                self._send(Frame.DATA, piece, going.number)
+                self.packer.send(piece, going.number)
             self._check()
             going.size += len(piece)
             self.progress.sent += len(piece)

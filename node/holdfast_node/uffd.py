@@ -6,6 +6,8 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -69,6 +71,39 @@ def copy(fd: int, to: int, source: int, size: int) -> tuple[int, int]:
     wanted = _Copy(to, source, size, 0, 0)
     failed = _ioctl(fd, _COPY, wanted)
     return (size, 0) if not failed else (max(0, wanted.copied), failed)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """As `copy` takes it."""
+
+    fd: int
+    to: int
+    source: int
+    size: int
+
+    def make(self) -> int:
+        return copy(self.fd, self.to, self.source, self.size)[0]
+
+
+class Copies:
+    """Made by a thread of its own while the caller does something else; one lot at a time."""
+
+    def __init__(self) -> None:
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="copies")
+        self._making: Future[list[int]] | None = None
+
+    def begin(self, lot: Iterable[Copy]) -> None:
+        wanted = list(lot)
+        self._making = self._worker.submit(lambda: [each.make() for each in wanted])
+
+    def end(self) -> list[int]:
+        """How much of each was copied; why not all, whoever tries again finds out."""
+        making, self._making = self._making, None
+        return [] if making is None else making.result()
+
+    def close(self) -> None:
+        self._worker.shutdown()
 
 
 def zero(fd: int, address: int) -> None:

@@ -143,9 +143,7 @@ def ready(seen: Observed, step: Step, phase: Phase) -> Condition:
         )
     if phase is Phase.MOVING:
         to = seen.target.node if seen.target is not None else "another node"
-        sent = seen.checkpoint.sent // 1_000_000 if seen.checkpoint is not None else 0
-        so_far = f"; {sent} MB of it have been sent" if sent else ""
-        return Condition(Type.READY, "True", Reason.MOVING, f"it is moving to {to}{so_far}")
+        return Condition(Type.READY, "True", Reason.MOVING, f"it is moving to {to}")
     if phase is Phase.RUNNING:
         return Condition(
             Type.READY, "True", Reason.RUNNING, f"incarnation {seen.epoch} runs the command"

@@ -33,7 +33,9 @@ class Said(StrEnum):
     FROZEN = "Frozen"
     THAWED = "Thawed"
     MOVING = "Moving"
+    MOVE_FROZEN = "MoveFrozen"
     MOVED = "Moved"
+    MOVE_COMPLETE = "MoveComplete"
     NOT_MOVED = "NotMoved"
     NOT_MOVABLE = "NotMovable"
     MOVABLE = "Movable"
@@ -98,6 +100,7 @@ def between(
     if cut and cut != before.get("cutConnections"):
         ends = ", ".join(f"{one['local']} to {one['remote']}" for one in cut)
         said.append(Saying(Said.CONNECTIONS_CUT, f"not brought along by the move: {ends}"))
+    said += _moves(before, after)
     movable = now.get("Movable", {})
     if turned("Movable", "False") and movable.get("reason") in ("MoveFailed", "NoTarget"):
         said.append(Saying(Said.NOT_MOVED, movable["message"], warning=True))
@@ -110,6 +113,28 @@ def between(
     if turned("Ready", "False") and ready.get("reason") in _STUCK and not refused:
         said.append(Saying(Said.NOT_STARTING, ready["message"], warning=True))
     return said + _phases(before, after, ready.get("message", ""))
+
+
+def _moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Saying]:
+    """One that is over within seconds is not said to stand still: the figures come with its end."""
+    said = []
+    now, last = after.get("move") or {}, after.get("lastMove")
+    if now.get("step") == "Frozen" and (before.get("move") or {}).get("step") != "Frozen":
+        size = _megabytes(now.get("expectedBytes"))
+        said.append(Saying(Said.MOVE_FROZEN, f"it stands still while {size} are copied"))
+    if last is not None and last != before.get("lastMove"):
+        said.append(
+            Saying(
+                Said.MOVE_COMPLETE,
+                f"{_megabytes(last.get('sizeBytes'))} came along from node {last.get('from')}, and"
+                f" it stood still for {last.get('freezeSeconds', 0)} s",
+            )
+        )
+    return said
+
+
+def _megabytes(count: int | None) -> str:
+    return "an unknown number of MB" if count is None else f"{count / 1_000_000:.0f} MB"
 
 
 def _stored(

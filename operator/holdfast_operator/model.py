@@ -264,7 +264,8 @@ class LeaseSeen:
     @property
     def restore(self) -> Restore | None:
         """What this incarnation goes on from."""
-        return Restore.of(self.annotations.get(names.RESTORE, ""))
+        text = self.annotations.get(names.RESTORE)
+        return None if text is None else Restore.of(text)
 
     @property
     def suspended(self) -> str:
@@ -320,6 +321,7 @@ class PodSeen:
     image: str = ""  # what the session's container really runs, as the runtime names it
     goes_at: datetime | None = None  # when its grace is up, if it is being deleted
     lingers: bool = False  # its hold puts off a SIGTERM
+    shuns: tuple[str, ...] = ()  # nodes whose processor lacked something when it was made
 
     @classmethod
     def of(cls, item: Object, owner: str) -> PodSeen:
@@ -340,6 +342,7 @@ class PodSeen:
             image=_image(status),
             goes_at=moment(meta.get("deletionTimestamp")),
             lingers=leaving.lingers(spec),
+            shuns=tuple((meta.get("annotations") or {}).get(names.UNFIT, "").split()),
         )
 
 

@@ -16,7 +16,8 @@ Called for a session whose command runs and whose Lease is renewed. First row th
     no reason to move    a target pod, and an order       Wait: it may be just arriving there
                          a target pod                     CancelMove: the source goes on
                          none                             nothing
-    target               finished, or its move failed     AbandonMove, and later again
+    target               keeps off a node that is fit now CancelMove, and another is made
+                         finished, or its move failed     AbandonMove, and later again
                          of another image                 AbandonMove, likewise
                          being deleted, or coming up      Wait
                          up, and it is just being stored  Wait: one order at a time
@@ -36,6 +37,7 @@ from holdfast_operator import keeps, suspension
 from holdfast_operator import leaving as leaves
 from holdfast_operator.model import Observed, PodSeen
 from holdfast_operator.orders import CheckpointSeen, Trigger, late_for
+from holdfast_operator.pods import in_vain
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class AbandonMove:
 
 @dataclass(frozen=True, slots=True)
 class CancelMove:
-    """There is no reason for it any more."""
+    """There is no reason for it any more, or for this target."""
 
     target: PodSeen
 
@@ -136,6 +138,8 @@ def decide(seen: Observed) -> Move | None:
         return CreateTarget(seen.epoch + 1, wanted)
     if target.deleting:
         return _await(seen)
+    if in_vain(target, seen.unfit):
+        return CancelMove(target)
     if target.finished:
         return AbandonMove(target, f"pod {target.name} ended before the session arrived in it")
     found = seen.checkpoint

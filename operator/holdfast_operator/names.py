@@ -20,6 +20,7 @@ WAKE: Final = f"{PREFIX}wake"  # on a Session: EPOCH, the incarnation that is to
 # On a pod: the Session's incarnation EPOCH is to go on in it, or what stored/CHECKPOINT stored. On
 # a Lease: what its incarnation goes on from.
 RESTORE: Final = f"{PREFIX}restore"
+UNFIT: Final = f"{PREFIX}unfit-nodes"  # of a pod: which it was to be kept off, when it was made
 STORED: Final = "stored/"
 FORK: Final = f"{PREFIX}fork"  # of a Checkpoint: label for whom it is, annotation its UID
 NODE: Final = f"{PREFIX}node"  # label of a Checkpoint: where the agent that takes it runs

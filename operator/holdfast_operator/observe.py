@@ -182,7 +182,8 @@ class Look:
 
     def _with_unfit(self, seen: Observed) -> Observed:
         """And where what was stored cannot go on."""
-        told = seen.lease.restore if seen.lease is not None and seen.pod is None else None
+        placed = seen.pod is not None and seen.pod.node
+        told = seen.lease.restore if seen.lease is not None and not placed else None
         if told is None:
             return seen
         stored = named((*seen.origins, *(seen.orders or ())), told.checkpoint)

@@ -66,6 +66,8 @@ class CheckpointSeen:
     location: str = ""
     size: int | None = None
     sent: int = 0  # bytes so far, of a move
+    expected: int = 0  # and about how many it will be; 0: not known yet
+    freeze: float | None = None  # seconds
     taken: str = ""  # when the session was frozen
     completed: str = ""
     created: str = ""
@@ -97,6 +99,8 @@ class CheckpointSeen:
             location=str(status.get("location") or ""),
             size=status.get("sizeBytes"),
             sent=int(status.get("sentBytes") or 0),
+            expected=int(status.get("expectedBytes") or 0),
+            freeze=status.get("freezeSeconds"),
             taken=str(status.get("startedAt") or ""),
             completed=str(status.get("completedAt") or ""),
             created=str(meta.get("creationTimestamp") or ""),

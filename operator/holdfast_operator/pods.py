@@ -106,9 +106,9 @@ def target(
     """A pod that the session of `source` can arrive in: of the very image it runs, on another node
     whose agent can restore it, and not on one that is `unfit` for it."""
     made = build(session, epoch, None, settings, agents=True)
-    made["metadata"].setdefault("annotations", {})[names.RESTORE] = str(epoch - 1)
-    spec = made["spec"]
-    _require_node(spec, *(("In", (to,)) if to else ("NotIn", (source.node, *unfit[:MOST_UNFIT]))))
+    spec, shuns = made["spec"], () if to else unfit[:MOST_UNFIT]
+    _note(made, str(epoch - 1), shuns)
+    _require_node(spec, *(("In", (to,)) if to else ("NotIn", (source.node, *shuns))))
     _arrives(spec, source.image, str(epoch - 1))
     return made
 
@@ -124,9 +124,9 @@ def restoring(
     """A pod that what was stored can be brought into: of the very image, on a node whose agent can
     restore it; on the one that keeps it, if possible."""
     made = build(session, epoch, None, settings, agents=True)
-    made["metadata"].setdefault("annotations", {})[names.RESTORE] = names.STORED + stored.name
-    spec = made["spec"]
-    _require_node(spec, "NotIn", unfit[:MOST_UNFIT])
+    spec, shuns = made["spec"], unfit[:MOST_UNFIT]
+    _note(made, names.STORED + stored.name, shuns)
+    _require_node(spec, "NotIn", shuns)
     near = stored.location.removeprefix("peer://") if stored.location.startswith("peer://") else ""
     avoid = told.avoid if told is not None else ""
     if near and near != avoid:
@@ -135,6 +135,16 @@ def restoring(
         _prefer_away_from(avoid, spec)
     _arrives(spec, stored.image, "stored")
     return made
+
+
+def in_vain(pod: PodSeen, unfit: tuple[str, ...]) -> bool:
+    """It waits for a node, and keeps off one that could take it by now."""
+    return not pod.node and pod.trouble is not None and not set(pod.shuns) <= set(unfit)
+
+
+def _note(made: Manifest, restores: str, shuns: tuple[str, ...]) -> None:
+    notes = made["metadata"].setdefault("annotations", {})
+    notes |= {names.RESTORE: restores} | ({names.UNFIT: " ".join(shuns)} if shuns else {})
 
 
 def _arrives(spec: Manifest, image: str, what: str) -> None:

@@ -9,6 +9,7 @@ vacant Lease and nothing else.
 With a vacant Lease that has such a note, and its pod. First row that fits:
 
     nobody told the agent    to be suspended again           DeletePods
+                             keeps off a node that is fit    DeletePods: and another is made
                              its containers run              CreateBring
                              else                            (wait for them)
     told                     failed, or it takes too long    DeletePods: lost, and tried again
@@ -32,6 +33,7 @@ from holdfast_operator.orders import (
     late_for,
     named,
 )
+from holdfast_operator.pods import in_vain
 from holdfast_operator.suspension import Sleep
 from holdfast_operator.times import at_second, length, moment, stamp
 
@@ -173,6 +175,8 @@ def bring(seen: Observed, told: Restore, pod: PodSeen) -> CreateBring | Abandon 
         return Abandon(pod) if order.failed or order.overdue(seen.wall) else None
     stored = found(seen, told)
     if stored is None or (told.why is Trigger.WAKE and seen.session.suspended):
+        return Abandon(pod)
+    if in_vain(pod, seen.unfit):
         return Abandon(pod)
     return CreateBring(stored, pod, told.why) if pod.up else None
 

@@ -1,7 +1,8 @@
 """The Session's status, and whether a change of it is worth a write. Pure.
 
 An idle session costs no write: nothing in here changes by itself. What changes as people work
-(`PASTIME`) is written every half minute at most; a change of anything else is written at once.
+(`PASTIME`) is written every half minute at most, how far a move has come (`PROGRESS`) every two
+seconds; a change of anything else is written at once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from holdfast_operator import conditions, keeps, moves, names, stored, suspension
+from holdfast_operator import conditions, keeps, moves, names, progress, stored, suspension
 from holdfast_operator.model import TERMINAL, LeaseSeen, Observed, Phase
 from holdfast_operator.orders import Trigger, last_complete
 from holdfast_operator.steps import End, Step
@@ -18,6 +19,9 @@ from holdfast_operator.times import moment, stamp
 
 PASTIME: Final = frozenset({"activity", "turn", "clients", "lastActiveTime"})
 PASTIME_SECONDS: Final = 30.0
+PROGRESS: Final = frozenset({"move"})
+# As often as agents say it; a small session has moved by then, and was not held up by a write.
+PROGRESS_SECONDS: Final = 2.0
 MAX_CLIENTS: Final = 1_000_000
 ACTIVITIES: Final = frozenset({"running", "prompt", "reading", "password", "frozen", "ended"})
 
@@ -91,6 +95,10 @@ def status_of(seen: Observed, step: Step) -> Status:
     if phase in TERMINAL:
         made |= _ending(seen, step)
         return made
+    if (under_way := progress.move(seen, moving=phase is Phase.MOVING)) is not None:
+        made["move"] = under_way
+    if (last := progress.last(seen) or before.get("lastMove")) is not None:
+        made["lastMove"] = last
     leaves = moves.leaving(seen)
     if leaves is not None:
         made["leaving"] = {"epoch": seen.epoch, "until": stamp(leaves)}
@@ -201,6 +209,7 @@ def due(patch: Mapping[str, Any], written_at: float | None, now: float) -> float
     """When to write this patch: now or later; None if there is nothing to write."""
     if not patch:
         return None
-    if written_at is None or not patch.keys() <= PASTIME:
+    if written_at is None or not patch.keys() <= PASTIME | PROGRESS:
         return now
-    return max(now, written_at + PASTIME_SECONDS)
+    wait = PASTIME_SECONDS if patch.keys() <= PASTIME else PROGRESS_SECONDS
+    return max(now, written_at + wait)

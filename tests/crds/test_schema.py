@@ -46,6 +46,7 @@ def test_columns_of_sessions() -> None:
         ("Clients", ".status.clients", 0),
         ("Idle", ".status.lastActiveTime", 0),
         ("Age", ".metadata.creationTimestamp", 0),
+        ("Move", ".status.move.progress", 0),
         ("Pod", ".status.podName", 1),
         ("Activity", ".status.activity", 1),
         ("Stored", ".status.lastCheckpoint.takenAt", 1),

@@ -19,6 +19,7 @@ from holdfast_node.frames import Frames
 from holdfast_node.link import CHUNK, Frame, Link, LinkLost, answer, dial
 from holdfast_node.pages import Asked, Carrier, Needed
 from holdfast_node.pair import Unfit
+from holdfast_node.progress import Progress
 from holdfast_wire.errors import BadRequest, NotFound
 
 from .conftest import Contexts
@@ -161,7 +162,7 @@ def test_a_frame_out_of_turn_is_refused(links: Pair, pool: ThreadPoolExecutor) -
 
 
 def asked(link: Link, pool: ThreadPoolExecutor, key: bytes | None = None) -> Asked:
-    return Asked(link, pool, None if key is None else Poly1305(key))
+    return Asked(link, pool, None if key is None else Poly1305(key), Progress())
 
 
 def answers(source: Asked, data: bytes) -> bytes:

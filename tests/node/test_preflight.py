@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,45 @@ def test_nothing_of_the_container_decides_how_criu_starts() -> None:
     words = inside.criu("/b", "swrk", "3", loads=inside.TERMINALS)
     assert words[4:7] == ["--preload", "/b/ctty.so", "/b/criu"]
     assert "HOME" not in inside.environment("/b")
+
+
+DIRTY = "Warn  (criu/cr-check.c:824): Dirty tracking is OFF. Memory snapshot will not work.\n"
+
+
+def checked(**answers: tuple[int, str]) -> preflight.Checked:
+    """By a CRIU that answers so, and otherwise that all is well."""
+
+    def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        (folder / preflight.NOTES).write_bytes(b"notes")
+        code, said = answers.get(words[-1].strip("-"), (0, "Looks good.\n"))
+        return subprocess.CompletedProcess(words, code, "", said)
+
+    return preflight.check(run)
+
+
+def test_what_nobody_needs_may_be_lacking_and_is_said() -> None:
+    assert checked() == preflight.Checked(notes=b"notes")
+    found = checked(all=(1, DIRTY + DIRTY))
+    assert found.problems == ()
+    assert found.lacks == ("Dirty tracking is OFF. Memory snapshot will not work.",)
+    assert found.notes == b"notes"
+    assert checked(all=(1, "")).lacks == ("CRIU does not say what.",)
+
+
+def test_what_is_needed_may_not() -> None:
+    required = checked(all=(1, ""), check=(1, f"{DIRTY}Error (criu/x.c:7): no map_files\n"))
+    assert required.problems == ("CRIU's own check failed: no map_files",)
+    for name in preflight.NEEDED:
+        (problem,) = checked(all=(1, DIRTY), **{name: (1, "")}).problems
+        assert problem.startswith(f"CRIU has no {name}: ")
+
+
+def test_a_check_that_does_not_end_is_a_problem() -> None:
+    def run(_folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        raise subprocess.TimeoutExpired(words, 30)
+
+    (problem,) = preflight.check(run).problems
+    assert "did not end" in problem
 
 
 async def test_what_was_in_the_way_may_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import mmap
 import os
 import socket
 import ssl
@@ -18,7 +19,8 @@ import pytest
 from holdfast_node import layer, link, receiving, transfer
 from holdfast_node.link import Frame
 from holdfast_node.pair import Facts, Fault, Keys, Manifest, Part, Unfit
-from holdfast_node.transfer import LinkLost, Progress, Receiver, Sender, told
+from holdfast_node.progress import Progress, memory_of, told
+from holdfast_node.transfer import LinkLost, Receiver, Sender
 from holdfast_node.tree import Place
 from holdfast_wire.errors import (
     BadRequest,
@@ -463,9 +465,9 @@ async def test_what_was_sent_so_far_is_told_although_nobody_hears() -> None:
     progress, again = Progress(sent=5), asyncio.Event()
     heard: list[int] = []
 
-    async def tell(count: int) -> None:
-        heard.append(count)
-        progress.sent = 7
+    async def tell(now: Progress) -> None:
+        heard.append(now.all_sent)
+        progress.sent, progress.memory = 6, 1
         if len(heard) == 1:
             raise Unavailable("no answer")
         again.set()
@@ -473,3 +475,13 @@ async def test_what_was_sent_so_far_is_told_although_nobody_hears() -> None:
     async with told(progress, tell, every=0.001):
         await again.wait()
     assert heard == [5, 7]
+
+
+def test_what_a_move_will_be_is_about_what_its_processes_have() -> None:
+    had = memory_of(os.getpid())
+    kept = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    kept.write(b"x" * len(kept))
+    progress = Progress(sent=3)
+    progress.expect([os.getpid(), 1 << 30])
+    assert progress.expected - 3 - had >= len(kept) - (8 << 20)
+    assert memory_of(1 << 30) == 0

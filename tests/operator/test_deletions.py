@@ -20,7 +20,7 @@ from holdfast_operator.steps import DeleteBudget, End, Step, TakeOver, Wait
 from operator_kit import KEY, SETTINGS, Mishap, World, session_object
 
 from .test_decide import NOW, TERMINATED, lease, pod, seen, session
-from .test_interrupted import Story, comes_to_rest, ends_the_same, starts, until
+from .test_interrupted import Story, comes_to_rest, ends_the_same, runs, until
 from .test_moves import CORDONED, OPEN, RUNS, TARGET, TOLD, moving, order
 
 # -- the table ------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_what_a_drain_ends(picture: Observed, step: Step) -> None:
 
 
 async def its_pod_is_deleted(world: World) -> None:
-    await starts(world)
+    await runs(world)
     first = world.current
     world.delete_pod("build-1")
     await until(world, lambda: world.api.all(CHECKPOINTS), 10)
@@ -260,7 +260,7 @@ async def its_move_fails_and_is_tried_again(world: World) -> None:
 
 
 async def nothing_comes_up_for_it(world: World) -> None:
-    await starts(world)
+    await runs(world)
     first, began = world.current, world.now
     world.start_pods = False
     world.delete_pod("build-1")
@@ -274,7 +274,7 @@ async def nothing_comes_up_for_it(world: World) -> None:
 
 
 async def there_is_too_little_time(world: World) -> None:
-    await starts(world)
+    await runs(world)
     first, began = world.current, world.now
     world.delete_pod("build-1", 12)
     await until(world, lambda: first.over, 30)
@@ -286,7 +286,7 @@ async def there_is_too_little_time(world: World) -> None:
 
 async def the_move_stays_frozen_beyond_its_time(world: World) -> None:
     """The source stands still, and whoever was to come for it does not. Then it is taken back."""
-    await starts(world)
+    await runs(world)
     first = world.current
     world.delete_pod("build-1")
     await until(world, lambda: world.api.all(CHECKPOINTS), 10)
@@ -308,7 +308,7 @@ async def the_move_stays_frozen_beyond_its_time(world: World) -> None:
 
 
 async def it_is_ended_meanwhile(world: World) -> None:
-    await starts(world)
+    await runs(world)
     first = world.current
     world.delete_pod("build-1")
     await until(world, lambda: world.api.all(CHECKPOINTS), 10)
@@ -322,7 +322,7 @@ async def it_is_ended_meanwhile(world: World) -> None:
 
 
 async def it_is_deleted_meanwhile(world: World) -> None:
-    await starts(world)
+    await runs(world)
     first = world.current
     world.delete_pod("build-1")
     await until(world, lambda: world.api.all(CHECKPOINTS), 10)
@@ -335,7 +335,7 @@ async def it_is_deleted_meanwhile(world: World) -> None:
 
 
 async def its_host_dies_meanwhile(world: World) -> None:
-    await starts(world)
+    await runs(world)
     world.delete_pod("build-1")
     await until(world, lambda: world.api.all(CHECKPOINTS), 10)
     next(iter(world.incarnations.values())).dead = True
@@ -398,7 +398,7 @@ async def test_it_comes_to_rest(story: Story) -> None:
 
 async def test_without_an_operator_it_is_told_soon() -> None:
     world = World()
-    await starts(world)
+    await runs(world)
     first = world.current
     world.delete_pod("build-1")
     for _ in range(5):
@@ -408,7 +408,7 @@ async def test_without_an_operator_it_is_told_soon() -> None:
 
 async def test_a_role_of_an_older_version_is_brought_up_to_date() -> None:
     world = World()
-    await starts(world)
+    await runs(world)
     (role,) = (item for where, item in world.api.items.items() if where[0] == "roles")
     wanted = list(role["rules"])
     role["rules"].pop()

@@ -396,6 +396,7 @@ def test_a_status_that_lags_is_written_first() -> None:
 
 GOES_ON = {"phase": "Restoring", "epoch": 2, "suspended": SLEPT["suspended"]}
 READY = pod(2, node="m", stored="build-1-k1", up=True)
+WAITS = replace(READY, node="", up=False, shuns=("m",), trouble=("Unschedulable", "0/2 nodes"))
 
 
 def restoring(*orders: CheckpointSeen, **changes: Any) -> Observed:
@@ -417,6 +418,8 @@ RESTORING: list[tuple[Observed, Step]] = [
     (restoring(pods=(), spec=SUSPENDED), Wait()),
     (restoring(spec=SUSPENDED), DeletePods((("build-2", "p2"),))),
     (restoring(pods=(replace(READY, up=False),)), Wait()),
+    (restoring(pods=(WAITS,), unfit=("m",)), Wait()),
+    (restoring(pods=(WAITS,)), DeletePods((("build-2", "p2"),))),
     (restoring(bring("build-1-k1", "Pending")), Wait(NOW + 910)),
     (restoring(bring("build-1-k1", "Pending"), spec=SUSPENDED), Wait(NOW + 910)),
     (restoring(bring("build-1-k1", "Failed")), DeletePods((("build-2", "p2"),))),

@@ -30,6 +30,7 @@ RUNS: dict[str, Any] = {"status": {"phase": "Running", "epoch": 2}}
 CORDONED = NodeSeen("n", cordoned=True, agent=True)
 OPEN = NodeSeen("n", cordoned=False, agent=True)
 TARGET = pod(2, node="m", restores=True, up=True)
+WAITS = replace(TARGET, node="", up=False, shuns=("m",), trouble=("Unschedulable", "0/2 nodes"))
 
 
 def moving(**changes: Any) -> Observed:
@@ -80,6 +81,11 @@ ROWS: list[tuple[Observed, Step]] = [
     ),
     (moving(pods=(pod(),), move_retry_at=NOW + 5), Wait(NOW + 5)),
     # A target.
+    (moving(pods=(pod(), WAITS), unfit=("m",)), Wait()),
+    (moving(pods=(pod(), WAITS), unfit=("m", "o")), Wait()),
+    (moving(pods=(pod(), WAITS), unfit=("o",)), CancelMove(WAITS)),
+    (moving(pods=(pod(), replace(WAITS, node="o"))), Wait()),
+    (moving(pods=(pod(), replace(WAITS, trouble=None))), Wait()),
     (moving(pods=(pod(), replace(TARGET, up=False))), Wait()),
     (moving(pods=(pod(), replace(TARGET, deleting=True))), Wait()),
     (
@@ -199,10 +205,53 @@ def movable_of(picture: Observed) -> dict[str, Any]:
 
 
 def test_how_much_was_sent_is_shown() -> None:
-    under_way = replace(order("Transferring"), sent=123_456_789)
-    made = status.status_of(moving(checkpoint=under_way), Wait())
-    ready = next(c for c in made["conditions"] if c["type"] == "Ready")
-    assert ready["message"] == "it is moving to m; 123 MB of it have been sent"
+    def shown(phase: str, sent: int = 0, expected: int = 0) -> dict[str, Any]:
+        under_way = replace(order(phase), sent=sent, expected=expected)
+        made: dict[str, Any] = status.status_of(moving(checkpoint=under_way), Wait())["move"]
+        return made
+
+    assert shown("Pending") == {"to": "m", "step": "Preparing", "progress": "preparing"}
+    ahead = shown("Pending", sent=5 << 20)
+    assert (ahead["step"], ahead["progress"]) == ("Copying", "copying 5 MiB")
+    assert shown("Dumping", sent=412 << 20, expected=1024 << 20) == {
+        "to": "m", "step": "Frozen", "progress": "copying 412/1024 MiB",
+        "sentBytes": 412 << 20, "expectedBytes": 1024 << 20,
+    }  # fmt: skip
+    more = shown("Dumping", sent=9 << 20, expected=8 << 20)
+    assert more["progress"] == "copying 9/9 MiB"
+    assert "move" not in status.status_of(moving(node=OPEN, pods=(pod(),)), Wait())
+
+
+def test_the_steps_of_a_move_are_events_and_its_figures_too() -> None:
+    here, there = moving(node=OPEN, pods=(pod(),)), pod(2, node="m", restores=True, up=True)
+    came = lease(2, started="2", moved="1")
+    over = replace(
+        order("Complete"), target=there.uid, node="n", epoch=1, size=412_000_000, freeze=1.93
+    )
+    stories = [
+        here,
+        moving(checkpoint=order("Pending")),
+        moving(checkpoint=replace(order("Dumping"), sent=1, expected=412_000_000)),
+        moving(checkpoint=replace(order("Dumping"), sent=2, expected=412_000_000)),
+        moving(lease=came, node=OPEN, pods=(there,)),
+        moving(lease=came, node=OPEN, pods=(there,), orders=(over,)),
+    ]
+    said: list[tuple[str, str]] = []
+    before: dict[str, Any] = {}
+    for picture in stories:
+        told = replace(picture.session, status={**picture.session.status, **before})
+        after = status.status_of(replace(picture, session=told), Wait())
+        found = events.between(before, after) if before else []
+        said += [(one.reason.value, one.message) for one in found]
+        before = after
+    assert said == [
+        ("Moving", "it is moving to m"),
+        ("MoveFrozen", "it stands still while 412 MB are copied"),
+        ("Moved", "it goes on, alive, on node m"),
+        ("MoveComplete", "412 MB came along from node n, and it stood still for 1.93 s"),
+    ]
+    assert before["lastMove"]["freezeSeconds"] == 1.93
+    assert "move" not in before
 
 
 def test_without_the_filter_it_says_what_it_loses() -> None:

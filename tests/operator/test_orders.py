@@ -77,7 +77,8 @@ def test_a_bring() -> None:
 def test_a_pod_that_waits_for_a_checkpoint() -> None:
     told = replace(WOKEN, avoid="n")
     made = pods.restoring(session(), 2, order(image="a@sha256:1"), told, SETTINGS, ("old",))
-    assert made["metadata"]["annotations"] == {names.RESTORE: "stored/build-1-k1"}
+    noted = {names.RESTORE: "stored/build-1-k1", names.UNFIT: "old"}
+    assert made["metadata"]["annotations"] == noted
     assert made["spec"]["containers"][0]["image"] == "a@sha256:1"
     sidecar = made["spec"]["initContainers"][-1]
     assert {"name": "HOLDFAST_RESTORE", "value": "stored"} in sidecar["env"]

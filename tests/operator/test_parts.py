@@ -262,8 +262,8 @@ def test_kopf_writes_nothing_and_its_watches_end() -> None:
 
 
 PURE = ("conditions", "contact", "decide", "events", "evictions", "forks", "keeps", "memory",
-        "model", "moves", "names", "notes", "objects", "orders", "pods", "restores", "settings",
-        "sightings", "status", "steps", "stored", "suspension", "template", "text",
+        "model", "moves", "names", "notes", "objects", "orders", "pods", "progress", "restores",
+        "settings", "sightings", "status", "steps", "stored", "suspension", "template", "text",
         "times")  # fmt: skip
 
 

@@ -106,6 +106,8 @@ def test_when_a_patch_is_worth_it() -> None:
     assert due({"clients": 2}, None, 5) == 5
     assert due({"clients": 2, "turn": "x"}, 4, 5) == 34
     assert due({"clients": 2, "phase": "Lost"}, 4, 5) == 5
+    assert due({"move": {"sentBytes": 1}, "clients": 2}, 4, 5) == 6, "how far a move has come"
+    assert due({"move": None, "phase": "Running"}, 4, 5) == 5
 
 
 async def running() -> World:
@@ -260,6 +262,7 @@ async def test_a_rollback_is_quarantined_until_somebody_accepts() -> None:
     assert told["status"] == "True"
     assert f"kubectl annotate -n team session build {names.ACCEPT_EPOCH}=2" in told["message"]
     world.session["metadata"]["annotations"] = {names.ACCEPT_EPOCH: "2"}
+    world.api.touch(world.session)
     await world.run(60)
     assert world.status["epoch"] == 3
     assert world.condition("Quarantined")["status"] == "False"

@@ -26,10 +26,17 @@ def change(world: World, **spec: Any) -> None:
     world.api.touch(world.session)
 
 
-async def runs(world: World, **spec: Any) -> None:
+async def starts(world: World, **spec: Any) -> None:
     world.api.put(session_object(**spec))
     await world.run(20)
     assert world.status["phase"] == "Running"
+
+
+async def runs(world: World, **spec: Any) -> None:
+    """Not interrupted while it starts: that is a story of its own, and another of the same spec
+    is interrupted from the first write on."""
+    await starts(world, **spec)
+    world.api.begun = len(world.api.writes)
 
 
 def back(world: World) -> bool:
@@ -39,7 +46,7 @@ def back(world: World) -> bool:
 
 async def is_kept(world: World) -> None:
     """Two stay, and the third makes the first go."""
-    await runs(world, checkpoints=EVERY)
+    await starts(world, checkpoints=EVERY)
     await until(world, lambda: len(orders(world)) == 1)
     await until(world, lambda: "build-1-k2" in orders(world), 120)
     await until(world, lambda: "build-1-k3" in orders(world), 120)
@@ -110,8 +117,13 @@ async def sleeps(world: World) -> None:
     assert "nodeName" not in world.status
 
 
-async def sleeps_and_wakes(world: World) -> None:
+async def is_asleep(world: World) -> None:
     await sleeps(world)
+    world.api.begun = len(world.api.writes)
+
+
+async def sleeps_and_wakes(world: World) -> None:
+    await is_asleep(world)
     change(world, suspended=False)
     await world.run(30)
     assert (world.status["phase"], world.status["epoch"]) == ("Running", 2)
@@ -122,7 +134,7 @@ async def sleeps_and_wakes(world: World) -> None:
 
 
 async def a_wake_fails_twice(world: World) -> None:
-    await sleeps(world)
+    await is_asleep(world)
     world.spoiled = {"build-1-k1"}
     change(world, suspended=False)
     await until(world, lambda: len(orders(world, "from")) == 3, 120)
@@ -134,7 +146,7 @@ async def a_wake_fails_twice(world: World) -> None:
 
 
 async def its_lease_is_deleted_in_its_sleep(world: World) -> None:
-    await sleeps(world)
+    await is_asleep(world)
     world.api.vanish(LEASES, KEY.name)
     await world.run(60)
     assert world.status["phase"] == "Suspended"
@@ -146,7 +158,7 @@ async def its_lease_is_deleted_in_its_sleep(world: World) -> None:
 
 
 async def its_host_dies_in_a_wake(world: World) -> None:
-    await sleeps(world)
+    await is_asleep(world)
     world.agents = False
     change(world, suspended=False)
     await until(world, lambda: orders(world, "from"))
@@ -160,7 +172,7 @@ async def its_host_dies_in_a_wake(world: World) -> None:
 
 
 async def is_ended_in_its_sleep(world: World) -> None:
-    await sleeps(world)
+    await is_asleep(world)
     change(world, ended=True)
     await world.run(30)
     assert world.status["phase"] == "Ended"
@@ -169,7 +181,7 @@ async def is_ended_in_its_sleep(world: World) -> None:
 
 
 async def is_deleted_in_its_sleep(world: World) -> None:
-    await sleeps(world)
+    await is_asleep(world)
     world.api.remove(("sessions", KEY.namespace, KEY.name))
     await world.run(30)
     assert world.api.one(SESSIONS) is None
@@ -208,7 +220,7 @@ async def is_idle(world: World) -> None:
 
 
 async def is_idle_and_ends(world: World) -> None:
-    await runs(world, idle={"afterSeconds": 60, "then": "End"})
+    await starts(world, idle={"afterSeconds": 60, "then": "End"})
     active = world.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
     notes = {names.CLIENTS: "0", names.ACTIVE: active}
     world.current.write(notes, holder=world.current.holder.identity)
@@ -275,7 +287,7 @@ async def is_drained_while_it_is_stored(world: World) -> None:
 
 
 async def hibernates_when_drained(world: World) -> None:
-    await runs(world, move={"onDrain": "Hibernate"})
+    await starts(world, move={"onDrain": "Hibernate"})
     world.cordon(True)
     await until(world, lambda: world.status.get("epoch") == 2, 60)
     await world.run(30)

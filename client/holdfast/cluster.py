@@ -11,15 +11,23 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.answers import NotServed
 from holdfast.arguments import Target
 from holdfast.facts import Facts, Phase, facts
 from holdfast.places import the_only
 from holdfast.render import suggestion, to_stderr
-from holdfast_wire.errors import Ended, Forbidden, HoldfastError, NotFound, Unavailable
+from holdfast_wire.errors import (
+    Ended,
+    Forbidden,
+    HoldfastError,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
 from holdfast_wire.ids import session_name
+from holdfast_wire.plain import plain
 
 if TYPE_CHECKING:
     from holdfast.api import Api
@@ -28,6 +36,23 @@ if TYPE_CHECKING:
     from holdfast.kube import Kubectl
     from holdfast.relay import Pod, Relay
     from holdfast.remote import Remote
+
+
+_SERVICE: Final = "/api/v1/namespaces/{}/services/{}"
+
+
+class Page(NamedTuple):
+    host: str
+    """By which a browser finds it; empty if there is none."""
+    service: str
+    """namespace/name"""
+
+
+def _outside(service: dict[str, Any]) -> str:
+    """The address that a load balancer gave it."""
+    status = service.get("status") or {}
+    given = (status.get("loadBalancer") or {}).get("ingress") or [{}]
+    return plain(given[0].get("hostname") or given[0].get("ip") or "")
 
 
 class Cluster:
@@ -112,6 +137,28 @@ class Cluster:
             self._actor = self.api.whoami() or _local_user()
         return self._actor
 
+    def page(self) -> Page:
+        """Where browsers find the gateway."""
+        from holdfast.remote import AGGREGATED
+
+        if self._remote is None:
+            raise Unsupported("where the page is, is asked without kubectl", "use a kubeconfig")
+        http = self._remote.http(keep=False)
+        try:
+            told = http.ask("GET", AGGREGATED).get("page") or {}
+        except NotServed:
+            raise Unsupported(
+                "this cluster has no gateway, and so no page", f"use: {self.advise('attach')}"
+            ) from None
+        hosts, service = told.get("hosts") or (), str(told.get("service") or "")
+        if hosts:
+            return Page(plain(hosts[0]), service)
+        if not service:
+            raise Unsupported("the gateway does not say where its page is", "upgrade the chart")
+        with contextlib.suppress(HoldfastError):  # not everybody may look at Services
+            return Page(_outside(http.ask("GET", _SERVICE.format(*service.split("/", 1)))), service)
+        return Page("", service)
+
     # -- the sidecar
 
     def connect(self, name: str) -> Connection:
@@ -188,7 +235,7 @@ class Cluster:
         if found.phase == Phase.RUNNING:
             return "it runs, and has not come to this gateway yet"
         ready = found.condition("Ready")
-        said = ready.message if ready is not None and ready.bad else ""
+        said = found.move or (ready.message if ready is not None and ready.bad else "")
         return f"it is {found.phase}: {said}" if said else f"it is {found.phase}"
 
     def pod(self, found: Facts) -> Pod:

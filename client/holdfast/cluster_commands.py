@@ -27,7 +27,6 @@ from holdfast_wire.errors import (
     HoldfastError,
     NotFound,
     Unavailable,
-    Unsupported,
 )
 from holdfast_wire.exits import describe_exit
 from holdfast_wire.ids import session_name
@@ -41,6 +40,7 @@ _END_SECONDS: Final = 180.0
 _END_POLL: Final = (0.2, 2.0)
 _EVENTS_SHOWN: Final = 12
 _MOVE: Final = "holdfast.dev/move"
+_PAGE_PORT: Final = 8443
 _MOVE_SECONDS: Final = 180.0
 # What the last attempt said of it is not believed before the operator has looked again.
 _MOVE_GRACE_SECONDS: Final = 3.0
@@ -111,10 +111,26 @@ def _attach(cluster: Cluster, name: str, keys: tuple[Any, ...], *, view: bool) -
 
 
 def url(given: Given) -> int:
-    raise Unsupported(
-        "there is no browser page for sessions in a cluster yet",
-        "attach to it instead, or on this machine: holdfast url",
-    )
+    """By one of the names the gateway was given, or by its Service's address; else through a
+    port-forward, whose command is said."""
+    no_more(given.words[1:], given.after)
+    cluster = _cluster(given)
+    name = cluster.pick(given.words)
+    where = cluster.find(name).namespace
+    page = cluster.page()
+    at = page.host or f"localhost:{_PAGE_PORT}"
+    found = {"url": f"https://{at}/#/{where}/{name}"}
+    if not page.host:
+        namespace, _, service = page.service.partition("/")
+        target = cluster.target
+        options = [("--context", target.context), ("--kubeconfig", target.kubeconfig)]
+        given_too = [word for option in options if option[1] for word in option]
+        what = ["port-forward", "-n", namespace, f"service/{service}", f"{_PAGE_PORT}:443"]
+        found["forward"] = command_line(["kubectl", *given_too, *what])
+        to_stderr(f"reached while this runs: {found['forward']}")
+    if not structured(given.options.output, found):
+        write(found["url"] + "\n")
+    return 0
 
 
 def ls(given: Given) -> int:
@@ -147,6 +163,8 @@ def _row(one: Facts, now: float) -> list[Cell]:
     phase: str = one.phase
     if one.over and one.exit is not None:
         phase = f"{phase} ({describe_exit(one.exit)[1]})"
+    elif one.move:
+        phase = f"{phase} ({one.move})"
     idle = one.active is not None and not one.over
     return [
         Cell(one.name, None if one.over else "bold"),
@@ -223,6 +241,7 @@ def _facts(found: Facts, now: float) -> dict[str, object]:
         "Epoch": found.epoch,
         "Turn": found.turn,
         "Clients": found.clients,
+        "Move": found.move,
         "Notice": found.notice,
         **ago,
     }
@@ -353,7 +372,7 @@ def _check_node(cluster: Cluster, name: str) -> None:
 def _wait_for_move(cluster: Cluster, before: Facts) -> Facts:
     started = time.monotonic()
     pause, longest = _END_POLL
-    told = False
+    told = ""
     while (waited := time.monotonic() - started) < _MOVE_SECONDS:
         found = cluster.find(before.name)
         if found.over:
@@ -366,9 +385,10 @@ def _wait_for_move(cluster: Cluster, before: Facts) -> Facts:
                 f"session {before.name} runs on where it is: {movable.message}",
                 f"see: {cluster.advise('describe', before.name)}",
             )
-        if waited > _PROGRESS_SECONDS and not told:
-            to_stderr(f"waiting for {before.name} to move …")
-            told = True
+        words = found.move or "…"
+        if waited > _PROGRESS_SECONDS and words != told:
+            to_stderr(f"waiting for {before.name} to move: {plain(words)}")
+            told = words
         time.sleep(pause)
         pause = min(pause * 1.5, longest)
     raise Unavailable(

@@ -274,9 +274,20 @@ def _record(record: dict[str, Any]) -> list[Cell]:
 
 
 def take(given: Given) -> int:
-    result = _ask(given, "take")
-    write(f"the turn is {plain(result.get('holder'))}'s\n")
+    result = _ask(given, "ask" if given.options.ask else "take")
+    asked = given.options.ask and result.get("asking")
+    write(f"{plain(result['holder'])} was asked for the turn\n" if asked else _whose(result))
     return 0
+
+
+def release(given: Given) -> int:
+    write(_whose(_ask(given, "release", to=given.options.to or "")))
+    return 0
+
+
+def _whose(result: dict[str, Any]) -> str:
+    holder = result.get("holder")
+    return f"the turn is {plain(holder)}'s\n" if holder else "nobody has the turn\n"
 
 
 def freeze(given: Given) -> int:
@@ -386,6 +397,7 @@ HANDLERS: Final[dict[str, Callable[[Given], int]]] = {
     "job": _jobs("job"),
     "jobs": _jobs("jobs"),
     "take": take,
+    "release": release,
     "freeze": freeze,
     "thaw": thaw,
     "completion": completion,

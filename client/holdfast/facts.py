@@ -74,6 +74,8 @@ class Facts(NamedTuple):
     exit: dict[str, Any] | None
     last_lines: list[str]
     notice: str
+    move: str
+    """How far a move has come; empty if nothing moves."""
     created: float | None
     started: float | None
     active: float | None
@@ -132,6 +134,7 @@ def facts(body: Mapping[str, Any]) -> Facts:
         exit=exit_status if isinstance(exit_status, dict) else None,
         last_lines=[str(line) for line in _items(status.get("lastLines"))],
         notice=_text(status.get("notice")),
+        move=_text(_part(status, "move").get("progress")),
         created=moment(meta.get("creationTimestamp")),
         started=moment(status.get("startedAt")),
         active=moment(status.get("lastActiveTime")),

@@ -156,6 +156,18 @@ def attach(given: Given) -> int:
     return attach_terminal(link, Settings(name, given.options.view, keys, nonce(), again, "http"))
 
 
+def url(given: Given) -> int:
+    no_more(given.words[1:], given.after)
+    place = _place(given)
+    name = place.pick(given.words)
+    where = place.namespace_of(name)
+    base = str(place.target.gateway).rstrip("/")
+    found = f"{base}/#/{where}/{name}" if where else f"{base}/#/{name}"
+    if not structured(given.options.output, {"url": found}):
+        write(found + "\n")
+    return 0
+
+
 def ls(given: Given) -> int:
     from holdfast.lifecycle import LISTED, row
 

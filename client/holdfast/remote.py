@@ -4,6 +4,7 @@ by its own address: the same paths below, the same frames."""
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import quote
@@ -21,6 +22,9 @@ AGGREGATED: Final = f"{GROUP}/v1alpha1"
 OWN: Final = "/api/v1"
 # Before anybody wonders whether something is wrong.
 _QUIET_SECONDS: Final = 1.5
+# For a session that runs to come to a gateway that has just begun, or to its next node.
+_PATIENCE_SECONDS: Final = 30.0
+_AGAIN_SECONDS: Final = 0.5  # a gateway that waits for it itself has waited longer than this
 
 Say = Callable[[str], None]
 Waits = Callable[[str], str]
@@ -89,7 +93,21 @@ class Remote:
         return self.http(keep=False).request("GET", GROUP).status != 404
 
     def connect(self, name: str, namespace: str, say: Say) -> Connection:
-        return CarriedConnection(self.opened(name, namespace, say), self._client)
+        said: set[str] = set()
+
+        def say_once(sentence: str) -> None:
+            if sentence not in said:
+                said.add(sentence)
+                say(sentence)
+
+        give_up = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return CarriedConnection(self.opened(name, namespace, say_once), self._client)
+            except NotYet:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(_AGAIN_SECONDS)
 
 
 def _load_the_rest() -> None:

@@ -14,9 +14,16 @@ import asyncio
 import contextlib
 import secrets
 from base64 import b64encode
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from holdfast.results import (
     Executed,
@@ -54,6 +61,7 @@ if TYPE_CHECKING:
     from holdfast.attach import Link
     from holdfast.jobs import Job
 
+T = TypeVar("T")
 Item = Output | Gap | Snapshot | Resize | News
 """What a stream gives."""
 
@@ -87,7 +95,8 @@ def connect(
 ) -> Session:
     """A session on this machine; in a cluster, if a namespace, context, kubeconfig or `cluster` is
     given; behind a gateway, if its URL is. `token`: for a gateway; else as the command line finds
-    it. `patience`: for how long a request waits out a session that is away for a moment."""
+    it. `patience`: for how long it is tried to connect, and a request waits out a session that is
+    away for a moment; then `Unavailable`."""
     where = Where(namespace, context, kubeconfig, gateway, token, cluster)
     return Session(name, where, patience)
 
@@ -187,7 +196,12 @@ class Session:
         self._last_id = 0
 
     async def __aenter__(self) -> Self:
-        await self._connected()
+        """As any request: one that is away for a moment is waited for."""
+        try:
+            await self._patiently(self._connected, again=True)
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -214,15 +228,21 @@ class Session:
     ) -> dict[str, Any]:
         """Any request of docs/protocol.md; fields that are None are left out."""
         body = {name: value for name, value in fields.items() if value is not None}
-        again = kind in _READING or "key" in body
+
+        async def once() -> dict[str, Any]:
+            wire = await self._connected()
+            async with asyncio.timeout(within):
+                return await self._asked(wire, {**body, "kind": kind})
+
+        return await self._patiently(once, again=kind in _READING or "key" in body)
+
+    async def _patiently(self, act: Callable[[], Awaitable[T]], *, again: bool) -> T:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._patience
         pause, longest = _BACKOFF
         while True:
             try:
-                wire = await self._connected()
-                async with asyncio.timeout(within):
-                    return await self._asked(wire, {**body, "kind": kind})
+                return await act()
             except Unavailable:
                 if not again or loop.time() + pause > give_up:
                     raise
@@ -425,9 +445,14 @@ class Session:
         """Takes the turn, the right to type; says who has it."""
         return str((await self.request("take")).get("holder") or "")
 
-    async def release(self) -> str:
-        """Gives the turn to the next who is here to write; says who has it then."""
-        return str((await self.request("release")).get("holder") or "")
+    async def ask(self) -> str:
+        """Asks whoever has the turn for it; says who that is. Where nobody has it, it is ours."""
+        return str((await self.request("ask")).get("holder") or "")
+
+    async def release(self, to: str | None = None) -> str:
+        """Gives the turn to `to`, or to who asked first, or to the next who is here to write; says
+        who has it then."""
+        return str((await self.request("release", to=to)).get("holder") or "")
 
     async def interrupt(self) -> None:
         """SIGINT to what has the terminal, as ctrl-c would."""

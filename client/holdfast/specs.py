@@ -168,6 +168,14 @@ def _end(parser: CommandParser) -> None:
     parser.option("--all", action="store_true", help="end every session on this machine")
 
 
+def _take(parser: CommandParser) -> None:
+    parser.add_argument("--ask", action="store_true", help="ask whoever has it, and take nothing")
+
+
+def _release(parser: CommandParser) -> None:
+    parser.add_argument("--to", metavar="WHO", help="to whom, of those who ask or write here")
+
+
 def _run_in_cluster(parser: CommandParser) -> None:
     parser.option("--image", metavar="IMAGE", help="the container image it runs in")
     parser.option("-d", "--detach", action="store_true", help="create it and do not attach")
@@ -229,7 +237,6 @@ COMMANDS: Final[dict[str, Spec]] = {
         "start and visit", "print the address of the browser page", "[NAME]", _output,
         "The address contains the token: whoever has it can type into your sessions.\n\n"
         "examples:\n  {prog} url build",
-        in_cluster=False,
     ),
     "screen": Spec(
         "read and write", "print what is on the screen", "[NAME]", _screen,
@@ -295,8 +302,13 @@ COMMANDS: Final[dict[str, Spec]] = {
         "examples:\n  {prog} jobs build\n  {prog} jobs build -o json",
     ),
     "take": Spec(
-        "control", "take the turn: the right to type", "[NAME]", _none,
-        "examples:\n  {prog} take build",
+        "control", "take the turn: the right to type", "[NAME]", _take,
+        "examples:\n  {prog} take build\n  {prog} take build --ask",
+    ),
+    "release": Spec(
+        "control", "give the turn to another", "[NAME]", _release,
+        "To whoever asked for it first, or else to the next who is here to write.\n\n"
+        "examples:\n  {prog} release build\n  {prog} release build --to ana",
     ),
     "freeze": Spec(
         "control", "stop every process of a session, for now", "[NAME]", _none,
@@ -366,6 +378,11 @@ IN_CLUSTER: Final[dict[str, Spec]] = {
         "start and visit", "list the sessions in the cluster", "", _ls_in_cluster,
         "examples:\n  {prog} ls\n  {prog} ls --all-namespaces",
         names_session=False,
+    ),
+    "url": Spec(
+        "start and visit", "print the address of the browser page", "[NAME]", _output,
+        "Where the gateway is not known by a name, also the command that reaches it.\n\n"
+        "examples:\n  {prog} url build",
     ),
     "end": Spec(
         "control", "end a session and everything in it, for good", "[NAME]", _end_in_cluster,

@@ -130,8 +130,11 @@ class Session:
     def take(self) -> str:
         return self._run(self._session.take())
 
-    def release(self) -> str:
-        return self._run(self._session.release())
+    def ask(self) -> str:
+        return self._run(self._session.ask())
+
+    def release(self, to: str | None = None) -> str:
+        return self._run(self._session.release(to))
 
     def interrupt(self) -> None:
         self._run(self._session.interrupt())

@@ -26,6 +26,7 @@ from holdfast_wire.errors import BadRequest, Forbidden, Unauthenticated
 from holdfast_wire.ids import Actor
 
 SUBPROTOCOL: Final = "holdfast.v1"
+FAMILY: Final = "holdfast.v"  # of any version
 CLIENT_HEADER: Final = "X-Holdfast-Client"
 _BEARER_SUBPROTOCOL: Final = "bearer."
 _LOOPBACK_HOST: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
@@ -128,11 +129,15 @@ def bearer(headers: Mapping[str, str]) -> str | None:
 
 def offered(headers: Mapping[str, str]) -> str | None:
     """The token among the subprotocols that a WebSocket offers."""
-    names = [name.strip() for name in headers.get("Sec-WebSocket-Protocol", "").split(",")]
-    if SUBPROTOCOL not in names:
+    names = subprotocols(headers)
+    if not any(name.startswith(FAMILY) for name in names):
         return None
     tokens = [name for name in names if name.startswith(_BEARER_SUBPROTOCOL)]
     return tokens[0].removeprefix(_BEARER_SUBPROTOCOL) if len(tokens) == 1 else None
+
+
+def subprotocols(headers: Mapping[str, str]) -> list[str]:
+    return [name.strip() for name in headers.get("Sec-WebSocket-Protocol", "").split(",")]
 
 
 def _same(given: str, token: str) -> bool:

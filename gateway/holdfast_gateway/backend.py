@@ -55,6 +55,7 @@ ACTS: Final = {
     "job_get": Act.STREAM,
     "job_output": Act.STREAM,
     "take": Act.INPUT,
+    "ask": Act.INPUT,
     "release": Act.INPUT,
     "signal": Act.INPUT,
     "freeze": Act.END,

@@ -106,10 +106,14 @@ def _without_port(host: str) -> str:
 
 
 class Discovery:
-    """What the API server and kubectl look for: which resources there are."""
+    """What the API server and kubectl look for: which resources there are. And, for who may look
+    for these, by which names and Service a browser finds the page."""
 
-    def __init__(self, door: FrontDoor) -> None:
+    def __init__(
+        self, door: FrontDoor, hosts: frozenset[str] = frozenset(), service: str = ""
+    ) -> None:
         self._door = door
+        self._page = {"hosts": sorted(hosts), "service": service}
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -128,7 +132,7 @@ class Discovery:
 
     async def _resources(self, request: web.Request) -> web.Response:
         await self._door.caller(request)
-        return web.json_response(resources())
+        return web.json_response({**resources(), "page": self._page})
 
 
 def _group() -> dict[str, Any]:

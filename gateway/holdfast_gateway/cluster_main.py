@@ -14,6 +14,7 @@ import os
 import signal
 import ssl
 import sys
+from asyncio import sslproto
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
@@ -47,6 +48,9 @@ _STOP_SECONDS: Final = 2.0
 # Between "do not send me anybody new" and the end of what is here.
 _DRAIN_SECONDS: Final = 3.0
 _LOOK_SECONDS: Final = 30.0
+# What asyncio reads at once from a TLS connection, and keeps a buffer of for each: its own 256 KiB
+# would be the most of what a viewer costs.
+TLS_READ: Final = 64 << 10
 _RETRY_SECONDS: Final = 2.0
 
 
@@ -122,7 +126,7 @@ class Gateway:
 
     def _fronted(self) -> Http:
         door = FrontDoor(self._known)
-        more = Discovery(door).routes()
+        more = Discovery(door, self._settings.hosts, self._settings.service).routes()
         return Http(
             door, self._sessions, Assets(), _nothing, one=ONE_AGGREGATED, more=more,
             outer=(as_status,),
@@ -194,6 +198,7 @@ def main() -> int:
     failed = 0
     try:
         settings = Settings.from_env(os.environ)
+        sslproto.SSLProtocol.max_size = TLS_READ
         log.to_stderr(settings.log_level)
         asyncio.run(_serve(settings))
     except* HoldfastError as group:

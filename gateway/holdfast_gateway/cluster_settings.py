@@ -21,6 +21,8 @@ class Settings:
     watch_namespaces: tuple[str, ...] = ()
     hosts: frozenset[str] = frozenset()
     """by which browsers may know this gateway; empty: any"""
+    service: str = ""
+    """namespace/name of the Service that people come to"""
     oidc: Oidc | None = None
     proxy: TrustedProxy | None = None
     proxy_authority: str | None = None
@@ -51,6 +53,7 @@ class Settings:
             namespace=env.get("HOLDFAST_DEFAULT_NAMESPACE") or "default",
             watch_namespaces=tuple(dict.fromkeys(_words(env, "HOLDFAST_WATCH_NAMESPACES"))),
             hosts=frozenset(one.lower() for one in _words(env, "HOLDFAST_HOSTS")),
+            service=env.get("HOLDFAST_SERVICE", ""),
             oidc=_oidc(env),
             proxy=_proxy(env),
             proxy_authority=env.get("HOLDFAST_PROXY_CA") or None,

@@ -8,6 +8,7 @@ requestheader CA and has an allowed name. Everybody else's are not even read.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -20,6 +21,7 @@ from holdfast_wire.ids import Actor
 
 CONFIGMAPS: Final = Resource("/api/v1", "configmaps")
 _WHERE: Final = ("kube-system", "extension-apiserver-authentication")
+_CERTIFICATE: Final = re.compile(r"-BEGIN CERTIFICATE-+([^-]+)-")
 
 
 class Misconfigured(Permanent):
@@ -107,7 +109,7 @@ def parsed(data: Mapping[str, str]) -> Front:
             "start it with --requestheader-client-ca-file, or install without gateway.aggregated",
         )
     # With one authority for both, whoever has a client certificate could name himself anybody.
-    if authority == data.get("client-ca-file", "").strip():
+    if _certificates(authority) & _certificates(data.get("client-ca-file", "")):
         raise Misconfigured(
             "the API server's clients and its aggregation layer have the same CA",
             "give --requestheader-client-ca-file a CA of its own",
@@ -125,6 +127,11 @@ def parsed(data: Mapping[str, str]) -> Front:
         _list(data, "requestheader-extra-headers-prefix"),
         _list(data, "requestheader-uid-headers") or ("X-Remote-Uid",),
     )
+
+
+def _certificates(bundle: str) -> set[str]:
+    """Each without its line breaks: what was written by others may break them elsewhere."""
+    return {"".join(one.split()) for one in _CERTIFICATE.findall(bundle)}
 
 
 def _list(data: Mapping[str, str], key: str) -> tuple[str, ...]:

@@ -102,7 +102,9 @@ async def _interrupt(session: Session, given: Given) -> dict[str, Any]:
         await session.ask("send", {"text": "\x03"})
     else:
         await session.ask("signal", {"signal": given["how"]})
-    _, state = await session.until(lambda seen: seen["activity"] != "running", 2.0)
+    # What asked for a password gives up, as a rule, but not before it is its turn to run.
+    going = ("running", "password")
+    _, state = await session.until(lambda seen: seen["activity"] not in going, 2.0)
     return {"state": state}
 
 

@@ -150,6 +150,7 @@ COMPONENTS: Final[dict[str, Schema]] = {
             "cwd": TEXT,
             "uid": {"type": "integer"},
             "started_ms": {**COUNT, "description": "Since the machine's start."},
+            "cpu_ms": maybe({**COUNT, "description": "How long it has computed, in all."}),
             "fds": every(thing({"fd": COUNT, "target": TEXT})),
             "listening": every(_LISTENER),
         }

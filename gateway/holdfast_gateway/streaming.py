@@ -10,10 +10,12 @@ from aiohttp import web
 from holdfast_gateway import auth, events, log
 from holdfast_gateway.relay import MAX_CLIENT_MESSAGE, bid_farewell, relay
 from holdfast_gateway.routes import Call, Route, Streams
-from holdfast_wire.errors import BadRequest
+from holdfast_wire.errors import BadRequest, Unsupported
 
 # Finds peers that vanished behind a tunnel without a word.
 _HEARTBEAT_SECONDS: Final = 30.0
+# Who sends more than he may is told so; who sends more than the largest frame is cut off.
+_CUT_OFF_BYTES: Final = 4 * MAX_CLIENT_MESSAGE
 
 
 def upgrade_asked(request: web.Request) -> bool:
@@ -30,11 +32,22 @@ async def _stream(call: Call) -> web.StreamResponse:
     )
 
 
+def _check_version(request: web.Request) -> None:
+    """One that names no version speaks the one that there is, and each frame says which."""
+    named = [one for one in auth.subprotocols(request.headers) if one.startswith(auth.FAMILY)]
+    if named and auth.SUBPROTOCOL not in named:
+        raise Unsupported(
+            f"this gateway speaks {auth.SUBPROTOCOL}, not {', '.join(named)[:80]}",
+            "upgrade the gateway, or use a client of its version",
+        )
+
+
 async def _socket(call: Call) -> web.StreamResponse:
+    _check_version(call.request)
     socket = web.WebSocketResponse(
         protocols=(auth.SUBPROTOCOL,),
         heartbeat=_HEARTBEAT_SECONDS,
-        max_msg_size=MAX_CLIENT_MESSAGE,
+        max_msg_size=_CUT_OFF_BYTES,
         compress=False,
     )
     if not socket.can_prepare(call.request):

@@ -45,7 +45,8 @@ def test_ls(cluster: FakeCluster) -> None:
         activity="prompt", lastActiveTime="2026-01-01T00:00:00Z",
     )  # fmt: skip
     cluster.session("over", phase="Ended", exit={"code": 3, "cause": "exited"}, epoch=1)
-    cluster.session("new", namespace="team")
+    moves = {"progress": "copying 1/2 MiB"}
+    cluster.session("new", namespace="team", phase="Moving", move=moves)
     header, *rows = cluster.ok("ls").splitlines()
     assert header.split() == [
         "NAME", "PHASE", "NODE", "EPOCH", "TURN", "CLIENTS", "IDLE", "AGE",
@@ -56,8 +57,9 @@ def test_ls(cluster: FakeCluster) -> None:
     ]
     assert cluster.ok("ls", "-o", "name") == "build\nover\n"
     assert cluster.ok("ls", "-n", "team", "-o", "name") == "new\n"
+    assert "Moving (copying 1/2 MiB)" in cluster.ok("ls", "-n", "team")
     assert cluster.ok("ls", "-A", "-o", "name") == "default/build\ndefault/over\nteam/new\n"
-    assert cluster.ok("ls", "-A").splitlines()[3].split()[:3] == ["team", "new", "Pending"]
+    assert cluster.ok("ls", "-A").splitlines()[3].split()[:3] == ["team", "new", "Moving"]
     listed = json.loads(cluster.ok("ls", "-o", "json"))["sessions"]
     assert [one["name"] for one in listed] == ["build", "over"]
     assert listed[0]["activity"] == "prompt"

@@ -127,11 +127,14 @@ def test_exec_runs_once_for_a_key(home: Home, shell: str) -> None:
 
 
 def test_exec_timeout_and_busy(home: Home, shell: str) -> None:
-    done = home.run("exec", shell, "--timeout", "0.3", "--", "sleep 1.2")
+    over = home.state / "over"
+    waits = f"until test -e {over}; do sleep 0.05; done"
+    done = home.run("exec", shell, "--timeout", "0.3", "--", waits)
     assert done.returncode == 75
     assert "still running" in done.stderr
     done = home.run("exec", shell, "--", "echo no")
     assert done.returncode == 75
+    over.touch()
     home.ok("wait", shell, "--timeout", "20")
     assert "echo no" not in home.ok("screen", shell)
 
@@ -195,6 +198,8 @@ def test_freeze_and_thaw(home: Home, shell: str) -> None:
 
 def test_take(home: Home, shell: str) -> None:
     assert "turn is" in home.ok("take", shell)
+    assert home.ok("release", shell) == "nobody has the turn\n"
+    assert "turn is" in home.ok("take", shell, "--ask")
 
 
 def test_the_only_session_needs_no_name(home: Home, shell: str) -> None:

@@ -13,7 +13,8 @@ FULL: dict[str, Any] = {
     "spec": {"command": ["bash", "-l"]},
     "status": {
         "phase": "Running", "activity": "prompt", "nodeName": "n1", "podName": "b-2", "epoch": 2,
-        "turn": "ana", "clients": 1, "lastActiveTime": "2026-01-01T00:00:10.5Z",
+        "turn": "ana", "clients": 1, "move": {"progress": "copying 1/2 MiB"},
+        "lastActiveTime": "2026-01-01T00:00:10.5Z",
         "conditions": [{"type": "Ready", "status": "True", "reason": "Up", "message": "m"}],
     },
 }  # fmt: skip
@@ -23,6 +24,7 @@ def test_all_of_it() -> None:
     found = facts(FULL)
     assert (found.name, found.namespace, found.phase, found.pod) == ("b", "team", "Running", "b-2")
     assert (found.epoch, found.clients, found.turn, found.node) == (2, 1, "ana", "n1")
+    assert found.move == "copying 1/2 MiB"
     assert found.active is not None
     assert found.created is not None
     assert found.active - found.created == 10.5

@@ -37,6 +37,7 @@ def test_commands(home: Home, gateway: dict[str, str]) -> None:
     assert home.ok("wait", "--timeout", "5", stdin=b"", **env).startswith("prompt: ")
     records = json.loads(home.ok("logs", "work", "-o", "json", stdin=b"", **env))["records"]
     assert {one["modality"] for one in records if one["kind"] == "exec"} == {"http"}
+    assert home.ok("url", stdin=b"", **env) == f"{gateway['HOLDFAST_GATEWAY']}#/work\n"
     done = home.run("run", "new", "--image", "x", stdin=b"", **env)
     assert (done.returncode, "kubectl holdfast run" in done.stderr) == (1, True)
     done = home.run("screen", "wrok", stdin=b"", **env)

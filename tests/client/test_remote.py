@@ -3,9 +3,12 @@ real; who may do what is a table."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import re
 import socket
+import ssl
 import subprocess
 import threading
 from base64 import b64encode
@@ -13,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from client_kit import Home, Screen, eventually
@@ -25,6 +29,7 @@ from holdfast.remote import AGGREGATED, Remote, TunnelLink
 from holdfast_gateway import streaming
 from holdfast_gateway.backend import Act
 from holdfast_wire.errors import Unavailable
+from holdfast_wire.frames import Attach, Control, Decoder, encode
 
 DETACH = b"\x1cd"
 
@@ -89,6 +94,25 @@ def test_the_same_errors(front: Front, run: Run) -> None:
     front.tokens.clear()
     done = run("screen", "work")
     assert (done.returncode, "log in again" in done.stderr) == (77, True)
+
+
+def test_where_the_page_is(front: Front, run: Run) -> None:
+    """A name that the gateway was given, an address that its Service has, or else the way there."""
+    done = run("url", "work")
+    assert done.stdout == "https://localhost:8443/#/team/work\n"
+    (told,) = re.findall(r"kubectl .*", done.stderr)
+    forward = "port-forward -n holdfast-system service/holdfast-gateway 8443:443"
+    assert re.fullmatch(rf"kubectl --kubeconfig \S+ {forward}", told)
+    assert json.loads(run("url", "work", "-o", "json").stdout)["forward"] == told
+    front.service = {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}}}
+    done = run("url", "work")
+    assert (done.stdout, done.stderr) == ("https://192.0.2.7/#/team/work\n", "")
+    front.page["hosts"] = ["holdfast.example.com"]
+    assert run("url").stdout == "https://holdfast.example.com/#/team/work\n"
+    assert run("url", "none").returncode == 66
+    front.installed = False
+    done = run("url", "work")
+    assert (done.returncode, "no gateway" in done.stderr) == (1, True), done
 
 
 def test_end_by_the_subresource(front: Front, run: Run, home: Home) -> None:
@@ -281,6 +305,33 @@ def test_attach_is_let_in_and_dropped_at_once(
     link.prepare(said.append)
     assert said == ["the gateway closed the connection (1012); waiting …"]
     link.close()
+
+
+async def test_a_client_that_vanished_without_a_word_is_gone(
+    front: Front, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half-open: it is there no more, and nothing said so. Others are not bothered."""
+    monkeypatch.setattr(streaming, "_HEARTBEAT_SECONDS", 0.2)
+    url = f"https://127.0.0.1:{front.port}{AGGREGATED}/namespaces/team/sessions/work/stream"
+    trust = ssl.create_default_context(cafile=str(front.authority.certificate))
+    headers = {"Authorization": "Bearer ana-token"}
+
+    async def attached(http: aiohttp.ClientSession, *, answers: bool) -> Any:
+        socket = await http.ws_connect(url, ssl=trust, autoping=answers)
+        await socket.send_bytes(encode(Attach({"mode": "view", "columns": 80, "rows": 24})))
+        return socket
+
+    async with aiohttp.ClientSession(headers=headers) as http:
+        lively, silent = await attached(http, answers=True), await attached(http, answers=False)
+        decoder = Decoder()
+        here: list[int] = []
+        async with asyncio.timeout(20):
+            while here[-2:] != [2, 1]:
+                for frame in decoder.feed((await lively.receive()).data):
+                    if isinstance(frame, Control) and frame.body.get("kind") == "clients":
+                        here.append(len(frame.body["clients"]))
+        await lively.close()
+        await silent.close()
 
 
 def test_a_token_that_has_run_out(front: Front, screen: Callable[..., Screen]) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import inspect
 import re
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,10 @@ async def test_the_turn(build: str, home: Home) -> None:
                 await session.send("x")
             with pytest.raises(holdfast.NoTurn, match="nothing to give"):
                 await session.release()
-            assert other.request("release") == {"holder": None, "lead": None}
+            assert await session.ask() == "bob"
+            assert other.request("release", to=me)["holder"] == me
+            other.request("take")
+            assert other.request("release") == {"holder": None, "lead": None, "asking": []}
         assert await session.take() == me
 
 
@@ -137,6 +141,37 @@ async def test_through_a_gateway(build: str, home: Home) -> None:
         await holdfast.sessions(gateway=url, token="wrong")
     with pytest.raises(holdfast.BadRequest, match="in the clear"):
         await holdfast.sessions(gateway="http://example.org", token=token)
+
+
+async def test_the_first_connection_is_waited_for_too(build: str, home: Home) -> None:
+    gateway = await asyncio.to_thread(Supervisor(home.state).ensure)
+    token = re.findall(r"token=([^&]+)", gateway.url(build))[0]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", gateway.port)
+        await asyncio.gather(_pipe(reader, back), _pipe(there, writer))
+
+    def session(patience: float) -> holdfast.Session:
+        url = f"http://127.0.0.1:{port}"
+        return holdfast.connect(build, gateway=url, token=token, patience=patience)
+
+    with pytest.raises(holdfast.Unavailable, match="cannot be reached"):
+        await session(0.1).__aenter__()
+    opening = asyncio.create_task(session(30).__aenter__())
+    await asyncio.sleep(0.1)
+    assert not opening.done()
+    async with await asyncio.start_server(carry, "127.0.0.1", port):
+        opened = await opening
+        assert (await opened.state()).activity == "prompt"
+        await opened.close()
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+    writer.close()
 
 
 async def _next(stream: AsyncIterator[sdk.Item]) -> sdk.Item:

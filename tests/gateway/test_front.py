@@ -27,9 +27,16 @@ from holdfast_gateway.reviews import Reviews
 from holdfast_wire.errors import Forbidden, Unauthenticated
 from uplink_kit import Authority, authority
 
+
+def pem(*bodies: str) -> str:
+    return "".join(
+        f"-----BEGIN CERTIFICATE-----\n{one}\n-----END CERTIFICATE-----\n" for one in bodies
+    )
+
+
 PUBLISHED = {
-    "client-ca-file": "CLIENTS",
-    "requestheader-client-ca-file": "FRONT",
+    "client-ca-file": pem("CLIENTS"),
+    "requestheader-client-ca-file": pem("FRONT"),
     "requestheader-allowed-names": '["front-proxy-client"]',
     "requestheader-username-headers": '["X-Remote-User"]',
     "requestheader-group-headers": '["X-Remote-Group"]',
@@ -73,7 +80,9 @@ def test_the_api_server_must_say_for_whom() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"client-ca-file": "FRONT\n"}, "same CA"),  # attack 7
+        ({"client-ca-file": pem("FRONT")}, "same CA"),  # attack 7
+        ({"client-ca-file": pem("CLIENTS", "FR\nONT", "MORE")}, "same CA"),
+        ({"requestheader-client-ca-file": pem("NEXT", "CLIENTS")}, "same CA"),
         ({"requestheader-allowed-names": "[]"}, "any name"),
         ({"requestheader-allowed-names": ""}, "any name"),
         ({"requestheader-client-ca-file": ""}, "no aggregation layer"),

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from browser_kit import DESKTOP, PHONE, Tab, browser
+import gateway_kit
+from browser_kit import CALM, DESKTOP, PHONE, Tab, browser
 from gateway_kit import Place, until
 from holdfast_wire.frames import Decoder, Input
 
@@ -31,7 +32,7 @@ def tab(chrome: Browser) -> Iterator[OpenTab]:
     opened: list[Tab] = []
 
     def make(**settings: Any) -> Tab:
-        context = chrome.new_context(**{**DESKTOP, "color_scheme": "dark", **settings})
+        context = chrome.new_context(**{**DESKTOP, **CALM, **settings})
         opened.append(Tab(context))
         return opened[-1]
 
@@ -41,8 +42,27 @@ def tab(chrome: Browser) -> Iterator[OpenTab]:
     assert [fault for one in opened for fault in one.faults] == []
 
 
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Place]:
+    with gateway_kit.place() as here:
+        here.start()
+        yield here
+
+
 @pytest.fixture
-def running(place: Place) -> Place:
+def running(gateway: Place) -> Iterator[Place]:
+    """A session that nobody saw before, at the module's gateway."""
+    gateway.session("build")
+    gateway.post("/api/v1/rescan")
+    gateway.sidecar("build")
+    yield gateway
+    for folder in list(gateway.state.glob("sessions/*")):
+        gateway.end(folder.name)
+
+
+@pytest.fixture
+def own(place: Place) -> Place:
+    """With a gateway of its own, for tests that stop and kill things."""
     place.session("build")
     place.start()
     place.sidecar("build")
@@ -75,7 +95,7 @@ def test_the_session_takes_the_window_of_who_types(running: Place, tab: OpenTab)
     until(lambda: phone.size == wide, "a newcomer to take the session's size, not to set it")
     assert first.size == wide
     phone.picture("phone-onlooker")
-    phone.page.tap("#terminal")
+    phone.tap()
     phone.type("true\n")
     until(lambda: phone.size[0] < 60, "the phone to lead")
     until(lambda: first.size == phone.size, "the desktop to follow")
@@ -83,28 +103,28 @@ def test_the_session_takes_the_window_of_who_types(running: Place, tab: OpenTab)
     first.says("#clients [data-lead]", "root" if os.geteuid() == 0 else "")
 
 
-def test_a_killed_gateway_is_outlived(running: Place, tab: OpenTab) -> None:
-    page = tab().open(running.link("build")).live()
+def test_a_killed_gateway_is_outlived(own: Place, tab: OpenTab) -> None:
+    page = tab().open(own.link("build")).live()
     page.type("echo before-$((1+1))\n")
     page.shows("before-2")
-    running.stop(signal.SIGKILL)
+    own.stop(signal.SIGKILL)
     page.says("#notice", "Connection lost")
     page.says("#notice button", "Try now")
     assert "before-2" in page.text(), "the screen stays while the line is down"
     page.picture("reconnecting")
     page.type("echo while-away-$((1+1))\n")
-    running.start()
+    own.start()
     page.shows("while-away-2")
     assert page.text().count("\nwhile-away-2") == 1
     assert page.text().count("\nbefore-2") == 1, "resumed, not drawn twice"
     until(lambda: page.page.locator("#notice").is_hidden(), "the notice to go")
 
 
-def test_a_killed_sidecar_is_hardly_noticed(running: Place, tab: OpenTab) -> None:
-    page = tab().open(running.link("build")).live()
+def test_a_killed_sidecar_is_hardly_noticed(own: Place, tab: OpenTab) -> None:
+    page = tab().open(own.link("build")).live()
     for number in range(3):
         page.type(f"echo round-{number}-$((1+1))\n")
-        os.kill(running.sidecar("build"), signal.SIGKILL)
+        os.kill(own.sidecar("build"), signal.SIGKILL)
         page.type(f"echo after-{number}-$((1+1))\n")
         page.shows(f"after-{number}-2", 20)
         page.live()
@@ -132,15 +152,15 @@ def test_a_wrong_token(running: Place, tab: OpenTab) -> None:
     bare.says("h1", "needs its link")
 
 
-def test_nothing_there_and_then_something(place: Place, tab: OpenTab) -> None:
-    place.start()
-    page = tab(color_scheme="light").open(place.link())
+def test_nothing_there_and_then_something(gateway: Place, tab: OpenTab) -> None:
+    page = tab(color_scheme="light").open(gateway.link())
     page.says("h1", "No sessions yet")
     page.picture("empty-light")
-    place.session("fresh")
-    place.post("/api/v1/rescan")
+    gateway.session("fresh")
+    gateway.post("/api/v1/rescan")
     page.live()
     page.says("#name", "fresh")
+    gateway.end("fresh")
 
 
 def test_a_gateway_that_goes_while_nothing_is_open(place: Place, tab: OpenTab) -> None:
@@ -211,7 +231,7 @@ def test_colours_follow_the_system_until_chosen(running: Place, tab: OpenTab) ->
 
 def test_the_phone_has_the_keys_it_lacks(running: Place, tab: OpenTab) -> None:
     page = tab(**PHONE).open(running.link("build")).live()
-    page.page.tap("#terminal")
+    page.tap()
     page.type("echo first\n")
     page.shows("\nfirst")
     page.page.tap("[data-key=up]")
@@ -239,7 +259,7 @@ def test_the_phone_has_the_keys_it_lacks(running: Place, tab: OpenTab) -> None:
 
 def test_a_finger_scrolls(running: Place, tab: OpenTab) -> None:
     page = tab(**PHONE).open(running.link("build")).live()
-    page.page.tap("#terminal")
+    page.tap()
     page.type("seq 300\n")
     page.shows("\n300")
     top = "holdfast.terminal.buffer.active.viewportY"
@@ -253,7 +273,7 @@ def test_a_finger_scrolls(running: Place, tab: OpenTab) -> None:
 
 def test_a_keyboard_on_the_screen_takes_its_part(running: Place, tab: OpenTab) -> None:
     page = tab(**PHONE).open(running.link("build")).live()
-    page.page.tap("#terminal")
+    page.tap()
     page.type("true\n")
     until(lambda: page.size[0] < 60, "the phone to lead")
     columns, rows = page.size

@@ -11,14 +11,13 @@ import pytest
 from playwright.sync_api import Browser
 
 import gateway_kit
-from browser_kit import DESKTOP, PHONE, Tab, browser
+from browser_kit import CALM, DESKTOP, PHONE, Tab, browser
 from gateway_kit import ROOT, Place, until
 from holdfast_wire.errors import Forbidden
 from page_kit import ALL, LOOK, Cluster, cluster, jwt, told_of
 from sidecar_kit import Client
 
 OpenTab = Callable[..., Tab]
-CALM = {"color_scheme": "dark", "reduced_motion": "reduce"}  # less to draw
 SUPPORT = ROOT / "tests/support"
 BUILD = "/#/team/build"
 FAINT, WATCH = ((SUPPORT / name).read_text() for name in ("faint.js", "watch.js"))
@@ -206,10 +205,14 @@ def test_processes_ports_the_turn_and_the_timeline(
     page.page.click("#panel-open")
     page.says("#panel-processes", "reading the terminal")
     page.page.click("#terminal")
+    page.type("timeout 9 yes >/dev/null &\n")
+    page.says(".processes", "yes")
     page.type("python3 -m http.server 0 --bind 127.0.0.1 >/dev/null 2>&1 &\n")
     page.says(".ports", "127.0.0.1:")
     page.says(".processes", "python3 -m http.server")
-    page.type("kill %1\n")
+    page.says(".load", "% cpu")
+    page.picture("processes")
+    page.type("kill %1 %2\n")
     until(lambda: page.page.locator(".ports li").count() == 0, "the port to go")
     page.page.focus("#tab-processes")
     page.page.keyboard.press("ArrowRight")
@@ -218,7 +221,7 @@ def test_processes_ports_the_turn_and_the_timeline(
         dana.attach(modality="ssh", actor="dana")
         dana.ask("take", **{"as": {"actor": "dana", "modality": "ssh"}})
         page.says("#standing", "dana has the turn" if os.geteuid() == 0 else "has the turn")
-        page.page.click("#standing button")
+        page.page.click("text=Take it")
         until(lambda: page.page.locator("#standing").is_hidden(), "the turn")
         page.says("#panel-timeline", "ana took the turn")
     page.says("#panel-timeline", "left")
@@ -226,6 +229,37 @@ def test_processes_ports_the_turn_and_the_timeline(
     page.says("#panel-about", "node-b")
     page.page.keyboard.press("Escape")
     assert not page.page.locator("#panel").is_visible()
+
+
+def test_the_turn_is_asked_for_and_given(team: Cluster, tab: OpenTab) -> None:
+    team.team.rights[team.tokens[team.bo]] = ALL
+    ana = sign_in(tab().open(team.url + BUILD), team.ana).live()
+    ana.type("echo mine\n")
+    bo = sign_in(tab(**PHONE).open(team.url + BUILD), team.bo, kept=True).live()
+    bo.says("#standing", "ana has the turn.")
+    bo.picture("without-phone")
+    bo.page.click("text=Ask for it")
+    bo.says("#standing", "You have asked for it.")
+    ana.says("#standing", "bo asks for the turn.")
+    ana.picture("asked")
+    bo.picture("asking-phone")
+    ana.page.click("text=Not now")
+    until(lambda: ana.page.locator("#standing").is_hidden(), "the line to go")
+    ana.type("echo still-$((6*7))\n")
+    ana.shows("still-42")
+    bo.page.reload()  # who left asks no more, and may ask again
+    bo.live().page.click("text=Ask for it")
+    ana.page.click("text=Give it")
+    ana.says("#standing", "bo has the turn.")
+    until(lambda: bo.page.locator("#standing").is_hidden(), "the turn")
+    bo.page.locator(".xterm-helper-textarea").focus()
+    bo.type("echo given-$((6*7))\n")
+    ana.shows("given-42")
+    ana.page.click("#panel-open")
+    ana.page.click("#tab-timeline")
+    ana.says("#panel-timeline", "ana gave the turn to bo")
+    ana.says("#panel-timeline", "bo asked for the turn")
+    ana.page.click("text=Take it")
 
 
 def test_what_is_not_there_or_too_new(team: Cluster, tab: OpenTab) -> None:

@@ -19,6 +19,7 @@ from holdfast_gateway.auth import Caller, Modality
 from holdfast_gateway.relay import MAX_CLIENT_PAYLOAD, checked
 from holdfast_wire.errors import BadRequest, HoldfastError, Internal, TooLarge
 from holdfast_wire.frames import (
+    MAX_PAYLOAD,
     Ack,
     Attach,
     Control,
@@ -192,6 +193,51 @@ async def test_what_cannot_be_decoded_ends_only_its_own_connection(served: Place
         assert bad.socket.close_code == 1008
         await good.send(Control({"kind": "ping", "id": 5}))
         await good.until(lambda f: isinstance(f, Control) and f.body.get("id") == 5)
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "close"),
+    [
+        (b"\x03\x01\x00\x00\x00\x00\x00\x02{}", "unsupported", 1008),  # of version 3
+        (encode(Input(1, b"", bytes(MAX_CLIENT_PAYLOAD))), "too_large", 1009),
+        (encode(Input(1, b"", bytes(MAX_PAYLOAD - 9))), "too_large", 1009),
+    ],
+    ids=["two versions ahead", "too large", "the largest there is"],
+)
+async def test_what_is_too_new_or_too_large_is_told(
+    served: Place, message: bytes, code: str, close: int
+) -> None:
+    async with attached(served) as (good, _), attached(served) as (bad, _):
+        await bad.socket.send_bytes(message)
+        error = await bad.until(Error)
+        assert error.body["code"] == code
+        assert error.body["advice"]
+        async with asyncio.timeout(5):
+            while not bad.socket.closed:
+                await bad.socket.receive()
+        assert bad.socket.close_code == close
+        await good.send(Control({"kind": "ping", "id": 5}))
+        await good.until(lambda f: isinstance(f, Control) and f.body.get("id") == 5)
+
+
+@pytest.mark.parametrize("page", [False, True])
+async def test_a_client_of_another_version_is_told_before_the_upgrade(
+    served: Place, page: bool
+) -> None:
+    by_header = {"Authorization": f"Bearer {served.token}"}
+    by_page = {"Origin": served.url.rstrip("/")}
+    asked = {
+        **(by_page if page else by_header), "Connection": "Upgrade", "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+        "Sec-WebSocket-Protocol": "holdfast.v3" + (f", bearer.{served.token}" if page else ""),
+    }  # fmt: skip
+    async with (
+        aiohttp.ClientSession(trust_env=False) as session,
+        session.get(f"{served.url}api/v1/sessions/build/stream", headers=asked) as answer,
+    ):
+        error = (await answer.json())["error"]
+    assert (answer.status, error["code"]) == (426, "unsupported")
+    assert "holdfast.v1" in error["message"]
 
 
 @pytest.mark.timed

@@ -33,7 +33,7 @@ def core(view: bool = False) -> AttachCore:
 def answer(seq: int = 0, *, resumed: bool = False, **more: Any) -> Attach:
     state = {"activity": "running", "exit": None}
     body = {"session_id": "id1", "seq": seq, "resumed": resumed, "columns": 80, "rows": 24}
-    return Attach({**body, "state": state, **more})
+    return Attach({**body, "client": "c1", "state": state, **more})
 
 
 def live(view: bool = False) -> AttachCore:

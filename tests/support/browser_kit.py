@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from gateway_kit import ARTIFACTS, until
+from gateway_kit import ARTIFACTS, PATIENCE_SECONDS
 
 _FLAGS: Final = (
     "--headless=new",
@@ -22,7 +22,19 @@ _FLAGS: Final = (
     "--disable-sync",
     "--no-first-run",
 )
+CALM: Final[dict[str, Any]] = {"color_scheme": "dark", "reduced_motion": "reduce"}  # less to draw
 DESKTOP: Final[dict[str, Any]] = {"viewport": {"width": 1280, "height": 800}}
+# The whole buffer of the terminal, scrollback included; wrapped lines are joined.
+_TEXT: Final = """() => {
+  const active = globalThis.holdfast?.terminal.buffer.active;
+  const lines = [];
+  for (let y = 0; y < (active?.length ?? 0); y++) {
+    const line = active.getLine(y);
+    const text = line.translateToString(true);
+    if (line.isWrapped) lines[lines.length - 1] += text; else lines.push(text);
+  }
+  return lines.join('\\n');
+}"""
 PHONE: Final[dict[str, Any]] = {
     "viewport": {"width": 390, "height": 844},
     "device_scale_factor": 2,
@@ -65,40 +77,43 @@ class Tab:
         self.page.goto(link)
         return self
 
+    def comes(
+        self, condition: str, given: object = None, seconds: float = PATIENCE_SECONDS
+    ) -> bool:
+        """Whether a function of the page comes to be true of what is given."""
+        # The page itself waits for it: to ask again and again keeps three processes busy.
+        waits = f"""async ([given, seconds]) => {{
+          const holds = {condition};
+          const end = performance.now() + seconds * 1000;
+          while (!holds(given)) {{
+            if (performance.now() > end) return false;
+            await new Promise((resolve) => setTimeout(resolve, 20));
+          }}
+          return true;
+        }}"""
+        return bool(self.page.evaluate(waits, [given, seconds]))
+
     def live(self) -> Tab:
-        until(
-            lambda: self.page.evaluate("globalThis.holdfast?.link()") == "connected", "a live page"
-        )
+        assert self.comes("() => globalThis.holdfast?.link() === 'connected'"), "no live page"
         return self
+
+    def tap(self) -> None:
+        """On the terminal, with a finger. The browser makes a click of it in its own time."""
+        self.page.tap("#terminal")
+        assert self.comes("() => document.activeElement?.closest('#terminal')"), "no focus"
 
     def type(self, text: str) -> None:
         self.page.keyboard.type(text)
 
     def text(self) -> str:
-        """The whole buffer of the terminal, scrollback included; wrapped lines are joined."""
-        found = self.page.evaluate(
-            """() => {
-              const { active } = holdfast.terminal.buffer;
-              const lines = [];
-              for (let y = 0; y < active.length; y++) {
-                const line = active.getLine(y);
-                const text = line.translateToString(true);
-                if (line.isWrapped) lines[lines.length - 1] += text; else lines.push(text);
-              }
-              return lines.join('\\n');
-            }"""
-        )
-        return str(found)
+        return str(self.page.evaluate(_TEXT))
 
-    def shows(self, text: str, seconds: float = 40.0) -> None:
-        try:
-            until(lambda: text in self.text(), repr(text), seconds)
-        except AssertionError as error:
-            raise AssertionError(f"{error}; the terminal shows:\n{self.text()[-2000:]}") from None
+    def shows(self, text: str, seconds: float = PATIENCE_SECONDS) -> None:
+        found = self.comes(f"(text) => ({_TEXT})().includes(text)", text, seconds)
+        assert found, f"{text!r} is not shown; the terminal shows:\n{self.text()[-2000:]}"
 
-    def says(self, selector: str, text: str, seconds: float = 40.0) -> None:
+    def says(self, selector: str, text: str, seconds: float = PATIENCE_SECONDS) -> None:
         """An element of the page, not of the terminal, comes to hold this text."""
-        # The browser itself waits for it: to ask again and again keeps two processes busy.
         place = self.page.locator(selector).filter(has_text=re.compile(re.escape(text)))
         place.filter(visible=True).first.wait_for(timeout=seconds * 1000)
 

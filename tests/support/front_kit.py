@@ -71,6 +71,8 @@ class Front:
         self.patches: list[tuple[str, Any]] = []
         self.asked: list[tuple[str, str]] = []
         self.installed = True
+        self.page: dict[str, Any] = {"hosts": [], "service": "holdfast-system/holdfast-gateway"}
+        self.service: dict[str, Any] | None = None
         self.waiting: threading.Event | None = None
         self.failing: HoldfastError | None = None
         self.cuts: list[asyncio.Future[None]] = []
@@ -161,6 +163,7 @@ class Front:
             web.get(f"{one}/{{name}}", self._get),
             web.patch(f"{one}/{{name}}", self._patch),
             web.get("/apis/subresources.holdfast.dev", self._resources),
+            web.get("/api/v1/namespaces/{namespace}/services/{name}", self._service),
             web.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", self._whoami),
         ]
         http = Http(
@@ -220,7 +223,13 @@ class Front:
     # -- objects
 
     async def _resources(self, _: web.Request) -> web.Response:
-        return web.json_response({})
+        return web.json_response({"page": self.page})
+
+    async def _service(self, request: web.Request) -> web.Response:
+        if self.service is None:
+            return web.json_response(status(403, "Forbidden", "you may not"), status=403)
+        assert request.path.endswith("/holdfast-system/services/holdfast-gateway")
+        return web.json_response(self.service)
 
     async def _list(self, _: web.Request) -> web.Response:
         return web.json_response({"items": list(self.objects.values())})

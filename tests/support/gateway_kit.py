@@ -159,6 +159,17 @@ class Place:
         self.sidecars.add(pid)
         return pid
 
+    def end(self, name: str) -> None:
+        """Another session may have its name then, and nothing else of it."""
+        folder = self.folder(name)
+        sockets = {"hold.sock": socket.SOCK_SEQPACKET, "sidecar.sock": socket.SOCK_STREAM}
+        for path, kind in sockets.items():
+            pid = listener_pid(folder / path, kind)
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+        remove(folder)
+        self.post("/api/v1/rescan")
+
     # The gateway
 
     def command(self, *arguments: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import marshal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +27,13 @@ def copied(value: T) -> T:
     return made
 
 
+def shown(stored: T) -> T:
+    """A copy of what went through the API already, in half the time."""
+    kept: Any = stored
+    made: T = marshal.loads(marshal.dumps(kept))  # noqa: S302 - our own bytes
+    return made
+
+
 class Killed(BaseException):
     """The operator's process ends here."""
 
@@ -42,6 +50,7 @@ class FakeApi:
         self.writes: list[str] = []
         self.listed: list[str] = []  # of orders, which are not to be read for nothing
         self.mishap: tuple[int, Mishap] | None = None  # after so many writes
+        self.begun = 0  # writes that only led up to what is told
         self.refuse: dict[str, HoldfastError] = {}  # plural: why creating it is
         self.strict: set[str] = set()  # what was created so that unknown fields are refused
         self.down = False
@@ -53,7 +62,7 @@ class FakeApi:
     async def get(self, kind: Resource, namespace: str, name: str) -> Json | None:
         if self.down:
             raise Unavailable("no answer")
-        return copied(self.items.get((kind.plural, namespace, name)))
+        return shown(self.items.get((kind.plural, namespace, name)))
 
     async def list_all(
         self, kind: Resource, namespace: str | None, labels: str = "", metadata_only: bool = False
@@ -62,10 +71,9 @@ class FakeApi:
             self.listed.append(labels)
         label, _, value = labels.partition("=")
         found = [
-            copied(item)
-            for (plural, space, _), item in sorted(self.items.items())
-            if plural == kind.plural
-            and namespace in (None, space)
+            shown(item)
+            for item in self.all(kind)
+            if namespace in (None, item["metadata"]["namespace"])
             and (not label or item["metadata"].get("labels", {}).get(label) == value)
         ]
         return found, "1"
@@ -83,7 +91,7 @@ class FakeApi:
                 raise AlreadyExists(f"{where} is there")
             if write.lands:
                 self.items[where] = self._stored(body, namespace)
-        return copied(self.items[where])
+        return shown(self.items[where])
 
     async def replace(
         self, kind: Resource, namespace: str, name: str, body: Mapping[str, Any]
@@ -98,7 +106,7 @@ class FakeApi:
                 new = copied(dict(body))
                 new["metadata"] |= {**kept, "resourceVersion": self._next()}
                 self.items[where] = new
-        return copied(self.items[where])
+        return shown(self.items[where])
 
     async def patch(
         self,
@@ -121,7 +129,7 @@ class FakeApi:
                     merge(old, {k: v for k, v in body.items() if k != "status"})
                 old["metadata"]["resourceVersion"] = self._next()
                 self._finish(where)
-        return copied(old)
+        return shown(old)
 
     async def delete(
         self, kind: Resource, namespace: str, name: str, uid: str, version: str | None = None
@@ -174,7 +182,8 @@ class FakeApi:
         return self.all(PODS)
 
     def all(self, kind: Resource) -> list[Json]:
-        return [self.items[where] for where in sorted(self.items) if where[0] == kind.plural]
+        plural = kind.plural
+        return [self.items[where] for where in sorted(w for w in self.items if w[0] == plural)]
 
     def said(self) -> list[str]:
         return [i["reason"] for (plural, _, _), i in self.items.items() if plural == EVENTS.plural]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import marshal
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -141,7 +140,7 @@ class Incarnation:
         epoch = str(self.holder.epoch)
         self.write({names.SUSPENDED: checkpoint, names.RELEASED: epoch}, holder="")
         self.over = True
-        self.pod["status"]["phase"] = "Succeeded"
+        self.finished("Succeeded")
 
     def arrive(self) -> bool:
         """What was stored is all there: it takes the Lease, if that is vacant and its own."""
@@ -159,13 +158,17 @@ class Incarnation:
             epoch = str(self.holder.epoch)
             self.write({names.EXIT: json.dumps(left), names.RELEASED: epoch}, holder="")
         self.over = True
-        self.pod.setdefault("status", {})["phase"] = "Succeeded"
+        self.finished("Succeeded")
 
     def fail_to_start(self, message: str) -> None:
         epoch = str(self.holder.epoch)
         self.write({names.START_ERROR: message, names.RELEASED: epoch}, holder="")
         self.over = True
-        self.pod.setdefault("status", {})["phase"] = "Failed"
+        self.finished("Failed")
+
+    def finished(self, phase: str) -> None:
+        self.pod.setdefault("status", {})["phase"] = phase
+        self.world.api.touch(self.pod)
 
     def write(self, notes: Mapping[str, str], holder: str) -> None:
         lease = self.world.api.one(LEASES)
@@ -190,9 +193,9 @@ def record_of(lease: Json | None) -> Record | None:
     )
 
 
-def _version(of: Any) -> bytes:
+def _versions(items: list[Json]) -> list[str]:
     """The same for what is the same: quick, for it is asked every second of every story."""
-    return marshal.dumps(of, 2)
+    return [item["metadata"]["resourceVersion"] for item in items]
 
 
 @dataclass
@@ -204,8 +207,8 @@ class World:
     overlap: list[str] = field(default_factory=list)
     due: float = 0.0  # when the operator looks next
     cordoned: bool = False  # node-1
-    shown: bytes = b""
-    shown_orders: bytes = b""
+    shown: object = None
+    shown_orders: object = None
     agents: bool = True  # they do what they are ordered to
     spoiled: set[str] = field(default_factory=set)  # checkpoints that cannot be brought back
     unable: str = ""  # why nothing can be stored
@@ -217,7 +220,7 @@ class World:
 
     def restart(self) -> None:
         """A new operator process, which knows nothing."""
-        self.due, self.shown = self.now, b""
+        self.due, self.shown = self.now, None
         self.sightings = Sightings()
         self.nodes = Nodes()
         self.cordon(self.cordoned)
@@ -242,6 +245,7 @@ class World:
         assert pod is not None
         goes_at = self.wall() + timedelta(seconds=grace)
         pod["metadata"]["deletionTimestamp"] = stamp(goes_at)
+        self.api.touch(pod)
 
     def wall(self) -> datetime:
         return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now)
@@ -303,8 +307,9 @@ class World:
         urgency = (
             self.sightings.saw(lease, self.now)[1] if lease else self.sightings.gone(KEY, self.now)
         )
-        orders = _version(self.api.all(CHECKPOINTS))
-        shown = _version([session, self.api.pods(), orders, self.cordoned])
+        orders = _versions(self.api.all(CHECKPOINTS))
+        mine = _versions([session] if session else [])
+        shown = (mine, _versions(self.api.pods()), orders, self.cordoned)
         if orders != self.shown_orders:
             self.look.stirred(KEY)
         self.shown_orders = orders
@@ -342,6 +347,7 @@ class World:
                     pod["status"]["initContainerStatuses"] = [{"name": "holdfast", **running}]
                     runs |= running
                 self.incarnations[uid] = Incarnation(self, pod, holder, waits=waits)
+                self.api.touch(pod)
         for one in self.incarnations.values():
             one.beat()
             gone = one.pod["metadata"].get("deletionTimestamp") and one.over and not one.dead

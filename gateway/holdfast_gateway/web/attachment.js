@@ -3,7 +3,7 @@
 import * as api from './api.js';
 import { byId, sentence } from './dom.js';
 import { keyOf } from './route.js';
-import { QUIET_MS, endingSentence, messageOf, noticeOf, onItsWay, standingOf } from './states.js';
+import { QUIET_MS, endingSentence, messageOf, noticeOf, onItsWay, percentOf, standingOf } from './states.js';
 import { State, Stream } from './stream.js';
 import * as view from './view.js';
 
@@ -27,13 +27,15 @@ export class Attachment {
   #screen;
   #on;
   #self = null;
-  #facts = { clients: [], holder: null, lead: null, title: '' };
+  #facts = { clients: [], more: 0, actor: undefined, holder: null, lead: null, asking: [], title: '' };
+  #kept = []; // who asked for the turn, and was told "not now"
   #state = null;
   #why = null; // why he may not type
   #link = { state: State.stopped, until: 0, since: Date.now() };
   #seen = false; // whether the screen has been seen
   #news = null;
   #newsSince = 0;
+  #progress = '';
   #phase = null;
   #way = null;
   #ticker = 0;
@@ -136,7 +138,7 @@ export class Attachment {
     if (!away || now - since > QUIET_MS) view.showConnection(state);
     if (state === State.ended || state === State.stopped) return;
     const notice = noticeOf({
-      link: state, until, now, since, attached: this.#seen, news: this.#news, newsSince: this.#newsSince, phase: this.#phase, way: this.#way,
+      link: state, until, now, since, attached: this.#seen, news: this.#news, newsSince: this.#newsSince, progress: this.#progress, phase: this.#phase, way: this.#way,
     });
     const action = notice?.retry ? { label: 'Try now', act: () => this.stream.tryNow() } : null;
     byId('app').dataset.link = away && notice ? 'down' : 'up';
@@ -179,35 +181,49 @@ export class Attachment {
     else if (body.kind === 'state') this.#showState(body.state ?? body);
     else if (body.kind === 'ended') this.#showState({ activity: 'ended', exit: body.exit });
     else if (NEWS.has(body.kind) || body.kind === 'stayed') this.#busy(body.kind);
+    else if (body.kind === 'progress') this.#progress = percentOf(body);
     else if (body.kind === 'title') this.#know({ title: body.title ?? '' });
   }
 
   #busy(kind) {
     this.#news = NEWS.has(kind) ? kind : null;
     this.#newsSince = Date.now();
+    this.#progress = '';
     if (this.#news) view.showActivity({ activity: kind, sentence: '' });
     else this.#showState(this.#state);
     this.#tick();
   }
 
-  #know({ clients, holder, lead, title }) {
+  #know({ clients, more, holder, lead, asking, title }) {
     const facts = this.#facts;
-    if (clients) Object.assign(facts, { clients, holder: holder ?? null, lead: lead ?? null });
+    if (clients) {
+      Object.assign(facts, { clients, more: more ?? 0, holder: holder ?? null, lead: lead ?? null, asking: asking ?? [] });
+      // Of a crowd not all are named each time.
+      facts.actor = clients.find(({ client }) => client === this.#self)?.actor ?? facts.actor;
+    }
+    this.#kept = this.#kept.filter((one) => facts.asking.includes(one));
     if (title !== undefined && title !== facts.title) {
       facts.title = title;
       this.#on.named();
     }
-    const marked = facts.clients.map((client) => ({ ...client, lead: client.client === facts.lead, turn: client.actor === facts.holder }));
-    view.showClients(marked, this.#self);
+    const marked = facts.clients.map((client) => ({ ...client, lead: client.client === facts.lead, turn: client.actor === facts.holder, asks: facts.asking.includes(client.actor) }));
+    view.showClients(marked, this.#self, facts.more);
     this.#stand();
   }
 
   #stand() {
-    const { clients, holder } = this.#facts;
-    const actor = clients.find(({ client }) => client === this.#self)?.actor;
+    const { actor, clients, holder, asking } = this.#facts;
     const ended = this.#state?.activity === 'ended';
-    const standing = standingOf({ mode: this.mode, holder, actor, why: this.#why, ended });
-    view.showStanding(standing, () => (standing.act === 'take' ? this.#take() : this.stream.setMode('write')));
+    const here = clients.some((one) => one.actor === holder && one.mode !== 'view');
+    const standing = standingOf({ mode: this.mode, holder, actor, why: this.#why, ended, here, asking, kept: this.#kept });
+    const acts = {
+      take: () => this.#take(),
+      type: () => this.stream.setMode('write'),
+      ask: () => this.#turn('ask'),
+      give: () => this.#turn('release', { to: standing.to }),
+      keep: () => { this.#kept.push(...asking); this.#stand(); },
+    };
+    view.showStanding(standing, (act) => { acts[act](); this.#screen.focus(); });
   }
 
   #showState(state) {
@@ -232,14 +248,17 @@ export class Attachment {
   }
 
   #complain(error) {
-    const take = { label: 'Take the turn', act: () => this.#take() };
+    const take = { label: 'Take the turn', act: () => { this.#take(); this.#screen.focus(); } };
     const text = `${sentence(error.message)} ${sentence(error.advice)}`.trim();
     view.showToast(text, error.code === 'no_turn' ? take : null);
   }
 
   #take() {
     view.hideToast();
-    this.stream.ask('take').catch((error) => this.#complain(error));
-    this.#screen.focus();
+    this.#turn('take');
+  }
+
+  #turn(kind, body = {}) {
+    this.stream.ask(kind, body).catch((error) => this.#complain(error));
   }
 }

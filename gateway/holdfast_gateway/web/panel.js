@@ -62,6 +62,7 @@ export class Panel {
   of(session) {
     const other = session === null || this.#session === null || keyOf(session) !== keyOf(this.#session);
     this.#session = session;
+    if (other) this.#graph = null;
     if (other) for (const tab of TABS) byId(`panel-${tab}`).replaceChildren();
     if (session === null && this.open) this.close();
     this.look();
@@ -99,13 +100,20 @@ export class Panel {
     byId(`tab-${next}`).focus();
   }
 
+  #graph = null; // of the look before
+
+  #showGraph(box, graph) {
+    showProcesses(box, graph, processes.loads(this.#graph, graph));
+    this.#graph = graph;
+  }
+
   async #load(tab, session) {
     const box = byId(`panel-${tab}`);
     try {
       const found = await LOADERS[tab](session);
       if (session !== this.#session || tab !== this.#tab) return;
       box.querySelector('.fault')?.remove();
-      if (tab === 'processes') showProcesses(box, found);
+      if (tab === 'processes') this.#showGraph(box, found);
       else if (tab === 'timeline') showTimeline(box, found);
       else showAbout(box, session, { ...found, ...this.#about() });
     } catch (error) {
@@ -138,7 +146,7 @@ const heading = (text) => element('h2', {}, text);
 
 // Processes
 
-function showProcesses(box, graph) {
+function showProcesses(box, graph, loads) {
   const listening = processes.ports(graph);
   const ports = part(box, 'listening', () => element('section', { class: 'listening' }, heading('Listening'), element('ul', { class: 'ports' })));
   ports.hidden = listening.length === 0;
@@ -150,6 +158,7 @@ function showProcesses(box, graph) {
       depth: row.depth,
       front: row.process.pgid === graph.foreground_pgid,
       doing: processes.doing(row.process, graph.tty),
+      load: loads.get(row.process.pid) ?? 0,
       since: sinceWhen(processes.begun(row.process, graph)),
       command: processes.commandOf(row.process, { short: true }).replace(row.depth === 0 ? /^hold --.*/ : /$^/, 'hold'),
     };
@@ -166,7 +175,7 @@ function port({ protocol, label, name, pid }) {
 
 const sinceWhen = (seconds) => (Number.isFinite(seconds) ? `since ${clock(seconds, { exact: false })}` : '');
 
-function processRow(process, { depth, front, doing, since, command }) {
+function processRow(process, { depth, front, doing, load, since, command }) {
   const state = /^(running|stopped|reading)/.exec(doing)?.[1] ?? 'waiting';
   return element('li', { style: `--depth: ${Math.min(depth, 12)}`, 'data-front': front },
     element('code', { title: `${processes.commandOf(process)}\nin ${harmless(process.cwd, 200)}` }, command),
@@ -174,6 +183,7 @@ function processRow(process, { depth, front, doing, since, command }) {
       element('span', {}, `pid ${process.pid}`),
       depth > 0 ? element('span', { class: 'unseen' }, `child of ${process.ppid}`) : null,
       element('span', { class: 'doing', 'data-doing': state }, doing),
+      load > 0 ? element('span', { class: 'load', title: 'of one processor, since the last look', style: `--load: ${Math.min(load, 100)}%` }, `${load} % cpu`) : null,
       since ? element('span', {}, since) : null,
       front ? element('span', { class: 'front' }, 'in front') : null));
 }

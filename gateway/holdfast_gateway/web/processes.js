@@ -71,5 +71,20 @@ export function commandOf({ command = [], name }, { short = false } = {}) {
   return harmless([short ? program.replace(/^.*\/(?=[^/])/, '') : program, ...rest].join(' '), 400);
 }
 
+/** How much of a processor each has used since `before`, the look before this one: pid → per cent.
+ * Nothing is said of one that is new, nor by a hold too old to say. */
+export function loads(before, { processes = [], at }) {
+  const seconds = at - before?.at;
+  if (!(seconds > 0.2)) return new Map(); // two looks at once tell nothing
+  const known = new Map((before.processes ?? []).map((one) => [one.pid, one]));
+  const found = new Map();
+  for (const { pid, started_ms, cpu_ms } of processes) {
+    const then = known.get(pid);
+    if (then?.started_ms !== started_ms || !Number.isFinite(cpu_ms) || !Number.isFinite(then.cpu_ms)) continue;
+    found.set(pid, Math.max(0, Math.round((cpu_ms - then.cpu_ms) / seconds / 10)));
+  }
+  return found;
+}
+
 /** When it was started, in seconds since 1970; NaN if the sidecar is too old to say. */
 export const begun = (process, { boot }) => boot + process.started_ms / 1000;

@@ -1,6 +1,6 @@
 // What a person is told of a session's state: words and steps. Pure: facts in, words out.
 
-import { harmless, sentence } from './dom.js';
+import { harmless, sentence, shortName } from './dom.js';
 
 // Half a second of trouble is not worth a word: a restarted sidecar or gateway is back by then.
 export const QUIET_MS = 500;
@@ -67,15 +67,21 @@ export function onItsWay(phase, way = null) {
   return own === 'restoring' || (own === 'starting' && way !== null) ? { way: way ?? own, step: 1 } : { way: own, step };
 }
 
+/** How much of a session that moves has been copied; '' if that is not known. Not all, as long as it moves. */
+export function percentOf({ sent, expected }) {
+  return sent >= 0 && expected > 0 ? `${Math.min(99, Math.floor((100 * sent) / expected))} %` : '';
+}
+
 /**
  * What stands over the terminal; null: nothing.
- * facts: {link, until, now, since, attached, news, newsSince, phase, way}
+ * facts: {link, until, now, since, attached, news, newsSince, progress, phase, way}
  *   link: a State of stream.js; since: when it was last connected, or began to be
  *   attached: whether the screen has been seen; news: 'moving', 'saving' or null
  */
-export function noticeOf({ link, until = 0, now, since, attached, news, newsSince, phase, way }) {
+export function noticeOf({ link, until = 0, now, since, attached, news, newsSince, progress = '', phase, way }) {
   const elapsed = (from) => Math.max(0, Math.floor((now - from) / 1000));
-  const moving = { ...WAYS.moving, step: link === 'connected' ? 0 : 1, elapsed: elapsed(newsSince) };
+  const copied = progress && link === 'connected' ? `${progress} has been copied. What you type is kept and sent there.` : WAYS.moving.text;
+  const moving = { ...WAYS.moving, text: copied, step: link === 'connected' ? 0 : 1, elapsed: elapsed(newsSince) };
   if (link === 'connected' || link === 'behind') {
     if (news === 'moving') return moving;
     if (news !== 'saving') return null;
@@ -93,18 +99,34 @@ export function noticeOf({ link, until = 0, now, since, attached, news, newsSinc
   return { title: attached ? 'Connection lost' : 'No connection', text, busy: true, retry: true };
 }
 
-/** The line under the terminal of somebody who cannot type now; null if he can.
- * facts: {mode, holder, actor, why, ended} */
-export function standingOf({ mode, holder, actor, why, ended }) {
+/** The line under the terminal of somebody who cannot type now, or whom others ask for the turn;
+ * null: there is nothing to say. `act` is what its button does, `also` another; `may`: he can type.
+ * facts: {mode, holder, actor, why, ended, here, asking, kept}
+ *   here: whether its holder is; asking: who would like to have it; kept: who was told "not now" */
+export function standingOf({ mode, holder, actor, why, ended, here = false, asking = [], kept = [] }) {
   if (ended) return null;
   if (mode === 'view' && why) {
     return { sign: 'eye', text: 'You may look, not type.', detail: `${sentence(why.message)} ${sentence(why.advice)}`.trim(), act: 'type', label: 'Try again' };
   }
   if (mode === 'view') return { sign: 'eye', text: 'You are watching.', detail: '', act: 'type', label: 'Type here too' };
-  if (holder && actor && holder !== actor) {
-    return { sign: 'pen', text: `${harmless(holder, 60)} has the turn.`, detail: 'What you type is not taken.', act: 'take', label: 'Take the turn' };
-  }
-  return null;
+  if (!holder || !actor) return null;
+  return holder === actor ? askedOf(asking.filter((one) => !kept.includes(one))) : without(holder, here, asking.includes(actor));
+}
+
+function without(holder, here, asked) {
+  const line = { sign: 'pen', text: `${shortName(holder)} has the turn.`, full: harmless(holder, 200), detail: 'What you type is not taken.' };
+  const take = { act: 'take', label: asked || !here ? 'Take the turn' : 'Take it' };
+  if (asked) return { ...line, detail: 'You have asked for it.', ...take };
+  return here ? { ...line, act: 'ask', label: 'Ask for it', also: take } : { ...line, ...take };
+}
+
+function askedOf([first, ...rest]) {
+  if (first === undefined) return null;
+  const detail = rest.length > 0 ? `So do ${rest.length} more.` : 'You have it.';
+  return {
+    sign: 'hand', text: `${shortName(first)} asks for the turn.`, full: harmless(first, 200), detail, may: true,
+    act: 'give', label: 'Give it', to: first, also: { act: 'keep', label: 'Not now' },
+  };
 }
 
 // Errors that leave nothing to show but themselves.

@@ -1,12 +1,14 @@
 // Who did what: the journal's records as lines for people. Pure.
 
-import { harmless } from './dom.js';
+import { harmless, shortName } from './dom.js';
 
 // Keys follow each other; a pause longer than this begins a new line.
 const PAUSE_SECONDS = 60;
 
 const WORDS = {
   take: () => 'took the turn',
+  ask: () => 'asked for the turn',
+  release: ({ to }) => (to ? `gave the turn to ${shortName(to)}` : 'gave the turn away'),
   freeze: () => 'froze the session',
   thaw: () => 'let it go on',
   signal: ({ signal }) => `sent signal ${harmless(signal, 12)}`,

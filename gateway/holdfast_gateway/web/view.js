@@ -48,6 +48,7 @@ function chip(client, self) {
   const watching = client.mode === 'view';
   const facts = [actor, harmless(client.modality, 16), `${client.columns}×${client.rows}`];
   if (client.turn) facts.push('has the turn');
+  if (client.asks) facts.push('asks for the turn');
   if (client.lead) facts.push('leads: typed last, sets the size');
   if (watching) facts.push('only watching');
   const label = facts.join(' · ') + (own ? ' (you)' : '');
@@ -57,19 +58,20 @@ function chip(client, self) {
     face(actor),
     element('span', {}, own ? 'you' : shortName(actor)),
     icon(MODALITY_ICONS[client.modality] ?? 'program'),
-    client.lead ? icon('pen', 'icon lead') : watching ? icon('eye') : null,
+    client.lead ? icon('pen', 'icon lead') : client.asks ? icon('hand', 'icon asks') : watching ? icon('eye') : null,
   );
 }
 
-export function showClients(clients, self) {
+export function showClients(clients, self, unnamed = 0) {
   const first = (client) => (client.lead ? 0 : client.client === self ? 1 : 2);
   const ordered = [...clients].sort((a, b) => first(a) - first(b));
   const shown = ordered.slice(0, MOST_CHIPS).map((client) => chip(client, self));
   const rest = ordered.slice(MOST_CHIPS);
-  if (rest.length > 0) {
+  const more = rest.length + unnamed;
+  if (more > 0) {
     const title = rest.map((c) => `${harmless(c.actor, 120)} · ${harmless(c.modality, 16)}`).join('\n');
-    const count = element('span', { class: 'more-count' }, `+${rest.length}`);
-    shown.push(element('li', { class: 'client more', title, 'aria-label': `${rest.length} more` }, count));
+    const count = element('span', { class: 'more-count' }, `+${more}`);
+    shown.push(element('li', { class: 'client more', title, 'aria-label': `${more} more` }, count));
   }
   byId('clients').replaceChildren(...shown);
 }
@@ -117,16 +119,21 @@ function stepsOf(steps, step) {
   return element('ol', { class: 'steps' }, ...steps.map(of));
 }
 
-/** The line under the terminal: `{sign, text, detail, label}` of states.js, and its act. */
+/** The line under the terminal, as states.js has it, and what its buttons do: `act(name)`. */
 export function showStanding(standing, act) {
   const shown = byId('standing');
   shown.hidden = standing === null;
-  byId('app').dataset.typing = standing === null ? 'yes' : 'no';
-  if (standing === null) return;
+  byId('app').dataset.typing = standing === null || standing.may ? 'yes' : 'no';
+  const mark = JSON.stringify(standing);
+  if (standing === null || shown.dataset.mark === mark) return; // else it would be read out again
+  shown.dataset.mark = mark;
+  shown.classList.toggle('asked', Boolean(standing.may));
+  const { sign, text, full, detail, label, also } = standing;
   shown.replaceChildren(
-    icon(standing.sign),
-    element('span', { class: 'words', title: standing.detail }, element('b', {}, standing.text), ' ', element('small', {}, standing.detail)),
-    button({ label: standing.label, act }),
+    icon(sign),
+    element('span', { class: 'words', title: [full, detail].filter(Boolean).join('\n') }, element('b', {}, text), ' ', element('small', {}, detail)),
+    ...(also ? [button({ label: also.label, act: () => act(also.act) }, 'second')] : []),
+    button({ label, act: () => act(standing.act) }),
   );
 }
 

@@ -7,7 +7,7 @@ import { sentence, shortName } from '../../../gateway/holdfast_gateway/web/dom.j
 import { grouped, matches } from '../../../gateway/holdfast_gateway/web/list.js';
 import * as processes from '../../../gateway/holdfast_gateway/web/processes.js';
 import { format, parse, same } from '../../../gateway/holdfast_gateway/web/route.js';
-import { messageOf, noticeOf, onItsWay, standingOf } from '../../../gateway/holdfast_gateway/web/states.js';
+import { messageOf, noticeOf, onItsWay, percentOf, standingOf } from '../../../gateway/holdfast_gateway/web/states.js';
 import { clock, entries } from '../../../gateway/holdfast_gateway/web/timeline.js';
 
 // Addresses
@@ -67,6 +67,15 @@ test('a move is a move before and after its connection is closed, and not for ev
   assert.equal(late.title, 'Connection lost');
 });
 
+test('how much of it has been copied is told while it can be known', () => {
+  const moving = (progress, link = 'connected') => noticeOf(facts({ link, until: 12000, news: 'moving', newsSince: 8000, progress })).text;
+  assert.match(moving(percentOf({ sent: 34, expected: 100 })), /^34 % has been copied/);
+  assert.match(moving(percentOf({ sent: 34, expected: 0 })), /^Everything goes along/);
+  assert.match(moving('34 %', 'waiting'), /^Everything goes along/);
+  assert.equal(percentOf({ sent: 7, expected: 5 }), '99 %');
+  assert.equal(percentOf({ sent: '<b>', expected: 5 }), '');
+});
+
 test('phases on the way are told, and waking stays waking through what it passes', () => {
   let way = null;
   const steps = ['Suspended', 'Restoring', 'Starting'].map((phase) => {
@@ -89,9 +98,33 @@ test('who cannot type is told why, and what he can do', () => {
   assert.equal(standingOf({ mode: 'write', holder: 'bo', actor: 'ana' }).act, 'take');
   assert.equal(standingOf({ mode: 'view', holder: 'bo', actor: 'ana' }).label, 'Type here too');
   assert.equal(standingOf({ mode: 'view', ended: true }), null);
+  const elsewhere = { mode: 'write', holder: 'system:serviceaccount:team:bo', actor: 'ana', here: true };
+  assert.deepEqual([standingOf(elsewhere).text, standingOf(elsewhere).act, standingOf(elsewhere).also.act], ['bo has the turn.', 'ask', 'take']);
+  const asked = standingOf({ ...elsewhere, asking: ['ana'] });
+  assert.deepEqual([asked.detail, asked.act, asked.also], ['You have asked for it.', 'take', undefined]);
   const { text, detail } = standingOf({ mode: 'view', why });
   assert.equal(text, 'You may look, not type.');
   assert.equal(detail, 'Bo may not create sessions/input. Ask for it.');
+});
+
+test('who has the turn hears who asks for it', () => {
+  const own = { mode: 'write', holder: 'ana', actor: 'ana', here: true };
+  const one = standingOf({ ...own, asking: ['system:serviceaccount:team:bo'] });
+  assert.deepEqual([one.text, one.act, one.to, one.may], ['bo asks for the turn.', 'give', 'system:serviceaccount:team:bo', true]);
+  assert.equal(standingOf({ ...own, asking: ['bo', 'cy', 'di'] }).detail, 'So do 2 more.');
+  assert.equal(standingOf({ ...own, asking: ['bo', 'cy'], kept: ['bo'] }).to, 'cy');
+  assert.equal(standingOf({ ...own, asking: ['bo'], kept: ['bo'] }), null);
+  assert.equal(standingOf({ ...own, asking: ['bo'], ended: true }), null);
+});
+
+test('how much each computed since the look before', () => {
+  const look = (at, ...known) => ({ at, processes: known.map(([pid, cpu_ms, started_ms = 1]) => ({ pid, cpu_ms, started_ms })) });
+  const before = look(10, [1, 100], [2, 50, 7], [3, 5], [4, null]);
+  const loads = processes.loads(before, look(12, [1, 2100], [2, 60, 8], [4, 3], [5, 900]));
+  assert.deepEqual([...loads], [[1, 100]]); // 2 is another process of that number, 5 is new
+  assert.equal(processes.loads(null, before).size, 0);
+  assert.equal(processes.loads(look(10, [1, 0]), look(10.1, [1, 100])).size, 0);
+  assert.equal(processes.loads(look(undefined, [1, 0]), look(undefined, [1, 100])).size, 0); // of an older sidecar
 });
 
 test('what is over says why, and what to do', () => {

@@ -14,6 +14,9 @@ RUN_TOOLS := $(PYTHON) gcc make node npm
 TEST_TOOLS := chromium vim less htop openssl ssh
 BENCH_TOOLS := tmux dtach
 
+# What is compiled is kept, also where Python is told not to: else each program that is started begins by compiling all of it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help
 help: ## show this
 	@awk 'BEGIN {FS = ":.*## "; print "usage: make TARGET\n"} \
@@ -26,7 +29,7 @@ $(BIN)/.ready: pyproject.toml
 	@echo "setting up $(VENV) (a minute, once)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check 'uv>=0.7' # a minute faster than pip
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]' || \
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --editable '.[dev]' || \
 	  $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@$(BIN)/python -m holdfast_sidecar.abi
 	@touch $@
@@ -77,6 +80,7 @@ lint: setup ## style, types, layers, sizes
 # Many tests wait for something, so more than there are cores. Those that measure time are run after them, three at once: they
 # wait for most of it.
 WORKERS ?= 4
+TIMED = $(shell grep -rl --include='test_*.py' 'mark\.timed' tests)
 PYTEST = $(BIN)/pytest -q $(if $(T),-k '$(T)')
 NONE_SELECTED = { [ $$? = 5 ] && [ -n "$(T)" ]; }
 
@@ -89,7 +93,7 @@ test: setup ## all tests that need no root and no cluster, and lint; T= selects
 	  export HOLD_BIN=$(CURDIR)/build/hold HOLD_ASAN_BIN=$(CURDIR)/build/hold-asan; \
 	  $(PYTEST) -m 'not timed' -n $(WORKERS) --dist worksteal || $(NONE_SELECTED) || failed=1; \
 	  if wait $$lint; then echo "lint: clean"; else failed=1; cat build/lint.log; fi; \
-	  $(PYTEST) -m timed -n 3 || $(NONE_SELECTED) || failed=1; \
+	  $(PYTEST) -m timed -n 3 --dist worksteal $(TIMED) || $(NONE_SELECTED) || failed=1; \
 	  exit $$failed
 
 .PHONY: check-lease

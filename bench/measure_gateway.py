@@ -6,24 +6,27 @@ viewers who look at nothing cost it; and what 100 cost the program they all look
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import ssl
 import statistics
 import subprocess
+import sys
 import time
 from base64 import b64decode
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
 import aiohttp
 import yaml
 from e2e.cluster.places import KUBECONFIG, REPOSITORY, SHARED
-from e2e.lab import OPERATOR_NAMESPACE, Lab, command_line, container_pids, until
+from e2e.lab import OPERATOR_NAMESPACE, Lab, Session, command_line, container_pids, until
 from e2e.movers import shared
 
+from bench.crowd import Where
 from bench.measure_memory import memory_mib
 from bench.measure_moves import on_a_cluster
 from bench.processes import Failed
@@ -36,7 +39,7 @@ KEYSTROKES: Final = 400
 PAUSE: Final = 0.005
 IDLE_VIEWERS: Final = 500
 BUSY_VIEWERS: Final = 100
-BUSY_ROUNDS: Final = 3
+BUSY_ROUNDS: Final = 5
 ACCOUNT: Final = "bench"
 PATIENCE: Final = 60.0
 # Prints so many megabytes and writes outside how long that took: by the program's own clock, so
@@ -54,7 +57,8 @@ while True:
     with open(sys.argv[1], "a") as file:
         print(time.monotonic() - began, file=file)
 """
-MEGABYTES: Final = 40
+MEGABYTES: Final = 200
+SETTLE_SECONDS: Final = 2.0
 RAW: Final = "stty raw -echo; echo READY; exec cat"
 
 
@@ -65,7 +69,10 @@ def measure(table: Table) -> Figures:
         return {}
     with on_a_cluster() as lab:
         figures = _attaching(lab) | asyncio.run(_echoing(lab))
-        figures |= asyncio.run(_watching(lab))
+        direct = Direct(lab)
+        session = _source(lab)
+        figures |= asyncio.run(_idling(direct)) | _flooding(lab, direct)
+        session.delete()
     for name, value in figures.items():
         table.row(name)
         table.cell(f"{value:.2f}")
@@ -201,10 +208,10 @@ class Direct:
         pods = lab.get("pods", "-n", OPERATOR_NAMESPACE, "-l",
                        "app.kubernetes.io/component=gateway")["items"]  # fmt: skip
         self.pod = min(pods, key=lambda pod: str(pod["metadata"]["name"]))
-        self.url = f"https://{self.pod['status']['podIP']}:8443/api/v1/namespaces/default/sessions"
+        self.address, self.port = str(self.pod["status"]["podIP"]), 8443
+        self.path = "/api/v1/namespaces/default/sessions/source/stream"
         secret = lab.get("secret", "holdfast-gateway", "-n", OPERATOR_NAMESPACE)
-        self.tls = ssl.create_default_context(cadata=b64decode(secret["data"]["ca.crt"]).decode())
-        self.tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        self.authority = b64decode(secret["data"]["ca.crt"]).decode()
         self.name = f"holdfast-gateway.{OPERATOR_NAMESPACE}.svc"
         lab.kubectl("create", "serviceaccount", ACCOUNT)
         lab.kubectl("create", "rolebinding", ACCOUNT, "--clusterrole=holdfast-user",
@@ -219,16 +226,20 @@ class Direct:
         raise Failed("the gateway's process is not found")
 
     @asynccontextmanager
-    async def viewers(self, session: str, count: int) -> AsyncIterator[list[Attached]]:
+    async def viewers(self, count: int) -> AsyncIterator[None]:
+        """Who answer pings, and otherwise look on."""
         headers = {"Authorization": f"Bearer {self.token}"}
+        url = f"https://{self.address}:{self.port}{self.path}"
+        tls = ssl.create_default_context(cadata=self.authority)
+        tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        made = 0
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, headers=headers) as http:
-            url = f"{self.url}/{session}/stream"
-            made: list[Attached] = []
 
             async def one() -> None:
-                async with attached(http, url, self.tls, self.name, "view") as client:
-                    made.append(client)
+                nonlocal made
+                async with attached(http, url, tls, self.name, "view") as client:
+                    made += 1
                     await client.forever()
 
             async with asyncio.TaskGroup() as tasks:
@@ -238,45 +249,71 @@ class Direct:
                     if number % 20 == 19:  # not all handshakes at once
                         await asyncio.sleep(0.2)
                 async with asyncio.timeout(PATIENCE):
-                    while len(made) < count:  # noqa: ASYNC110
+                    while made < count:  # noqa: ASYNC110
                         await asyncio.sleep(0.05)
-                yield made
+                yield
                 for task in running:
                     task.cancel()
 
+    @contextmanager
+    def crowd(self, count: int, received: list[float]) -> Iterator[None]:
+        """Who take what comes and do not look at it; adds the megabytes that came to each."""
+        where = Where(
+            self.address, self.port, self.name, self.authority, self.path, self.token, count
+        )
+        with subprocess.Popen(
+            [sys.executable, "-m", "bench.crowd"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
+        ) as process:  # fmt: skip
+            if process.stdin is None or process.stdout is None:
+                raise Failed("the viewers have no pipes")
+            try:
+                process.stdin.write(where.to_line())
+                process.stdin.flush()
+                if process.stdout.readline() != "ready\n":
+                    raise Failed("the viewers could not attach")
+                yield
+                process.stdin.close()
+                received += [came / 1e6 for came in json.loads(process.stdout.readline() or "[]")]
+            finally:
+                process.kill()
 
-async def _watching(lab: Lab) -> Figures:
-    direct = await asyncio.to_thread(Direct, lab)
+
+def _source(lab: Lab) -> Session:
     (SHARED / "source").unlink(missing_ok=True)
-    words = ("python3", "-c", SOURCE, "/shared/source")
-    session = await asyncio.to_thread(lambda: lab.session("source", *words, **shared()))
-    async with direct.viewers("source", IDLE_VIEWERS):
+    return lab.session("source", "python3", "-c", SOURCE, "/shared/source", **shared())
+
+
+async def _idling(direct: Direct) -> Figures:
+    async with direct.viewers(IDLE_VIEWERS):
         await asyncio.sleep(5)
-        memory = memory_mib(direct.pid)["Pss"]
-    alone, crowded = [], []
+        return {"gateway_500_viewers_mib": memory_mib(direct.pid)["Pss"]}
+
+
+def _flooding(lab: Lab, direct: Direct) -> Figures:
+    alone, crowded, received = [], [], list[float]()
     for _ in range(BUSY_ROUNDS):
-        alone.append(await _printing(lab, direct, 1))
-        crowded.append(await _printing(lab, direct, BUSY_VIEWERS))
-    await asyncio.to_thread(session.delete)
+        with direct.crowd(1, []):
+            alone.append(_printing(lab))
+        with direct.crowd(BUSY_VIEWERS, received):
+            crowded.append(_printing(lab))
+    if len(received) != BUSY_ROUNDS * BUSY_VIEWERS:
+        raise Failed("viewers were cut off")
     return {
-        "gateway_500_viewers_mib": memory,
         "source_1_viewer_seconds": statistics.median(alone),
         "source_100_viewers_seconds": statistics.median(crowded),
         "source_slowdown_100_viewers_ratio": statistics.median(crowded) / statistics.median(alone),
+        "source_100_viewers_received_mb": statistics.median(received),
     }
 
 
-async def _printing(lab: Lab, direct: Direct, viewers: int) -> float:
-    """What the program itself says it took, with so many looking at it."""
+def _printing(lab: Lab) -> float:
+    """What the program itself says it took."""
     said = SHARED / "source"
-
-    def asked() -> float:
-        before = _lines(said)
-        lab.holdfast("send", "source", str(MEGABYTES), "--enter")
-        return float(until(lambda: _lines(said)[len(before) :], "it has printed", 240.0)[0])
-
-    async with direct.viewers("source", viewers):
-        return await asyncio.to_thread(asked)
+    before = len(_lines(said))
+    time.sleep(SETTLE_SECONDS)
+    lab.holdfast("send", "source", str(MEGABYTES), "--enter")
+    return float(until(lambda: _lines(said)[before:], "it has printed", 240.0)[0])
 
 
 def _lines(path: Path) -> list[str]:

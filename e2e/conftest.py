@@ -4,10 +4,12 @@ measured."""
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import platform
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 import e2e.worker  # noqa: F401  # before all of the cluster
 from client_kit import Screen
 from e2e.cluster import __main__ as cluster
+from e2e.cluster import build
 from e2e.cluster.leftovers import leftovers
 from e2e.cluster.places import KUBECONFIG, LOGS, NUMBER, REPOSITORY, STATE
 from e2e.cluster.running import running
@@ -37,6 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What only some need is built before any test's time runs."""
+    if any("bucket" in getattr(item, "fixturenames", ()) for item in session.items):
+        build.s3_server()
 
 
 @pytest.fixture(scope="session")
@@ -87,6 +96,16 @@ def tidy(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
         return
     lab.kubectl("delete", "sessions", "--all", "--all-namespaces", "--timeout=90s", timeout=100)
     lab.await_nodes()
+
+
+@pytest.fixture(autouse=True)
+def left_to_the_collector() -> Iterator[None]:
+    """MCP's client closes its connections by being forgotten, and not always at once: the next test
+    would be told of it."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def collect(lab: Lab, folder: Path) -> None:

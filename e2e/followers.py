@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -208,3 +209,11 @@ def background() -> Iterator[Background]:
         yield made
     finally:
         made.close()
+
+
+def without_a_gap(way: str, numbers: list[int], *, painted_anew: bool = False) -> None:
+    """`painted_anew`: a terminal that was told of the move gets a fresh picture, with what had
+    scrolled away; it may show a number again, but never leaves one out."""
+    for before, after in itertools.pairwise(numbers):
+        next_one = after == before + 1 or (painted_anew and after <= before)
+        assert next_one, f"{way}: {after} after {before}"

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gc
 import re
 import ssl
-import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,15 +26,6 @@ GATEWAY: Final = ("-l", "app.kubernetes.io/component=gateway")
 NAME: Final = f"holdfast-gateway.{OPERATOR_NAMESPACE}.svc"
 ROLES: Final = {"agent": "holdfast-user", "looker": "holdfast-observer", "stranger": ""}
 COUNT: Final = "i=0; while sleep 0.02; do i=$((i+1)); echo n$i.; done"
-
-
-@pytest.fixture(autouse=True)
-def left_to_the_collector() -> Iterator[None]:
-    """The SDK's client closes its connections by being forgotten, and not always at once."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 @dataclass(frozen=True)
@@ -127,8 +116,12 @@ async def test_a_move_under_an_agent_and_a_viewer(lab: Lab, door: Door) -> None:
                 await viewer.until(lambda: len(viewer.stream) > seen + 100)
             told = await call(agent, session, "observe", graph=True)
             assert told["state"]["activity"] == "running"
-            await call(agent, session, "interrupt")
-            assert (await call(agent, session, "wait_for", state="prompt"))["met"]
+            for _ in range(3):  # bash forgets one that comes while a command of its loop just ends
+                await call(agent, session, "interrupt")
+                met = (await call(agent, session, "wait_for", state="prompt", timeout=10))["met"]
+                if met:
+                    break
+            assert met
             after = await call(agent, session, "run", command="echo still $i")
             await viewer.until(lambda: after["output"].encode() in viewer.stream)
     numbers = [int(one) for one in re.findall(rb"n(\d+)\.\r", viewer.stream)]

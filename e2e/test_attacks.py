@@ -4,10 +4,12 @@ Numbers are those of docs/gateway.md; what is not here has a test without a clus
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import random
 import re
 import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any, Final
@@ -15,15 +17,18 @@ from typing import Any, Final
 import aiohttp
 import pytest
 import yaml
+from yarl import URL
 
+from client_kit import Screen
 from e2e.balancer import GATEWAYS, replicas
-from e2e.cluster.places import KUBECONFIG
-from e2e.guests import NAME, NAMESPACE, Guests
-from e2e.lab import OPERATOR_NAMESPACE, Lab
-from e2e.movers import passed
+from e2e.cluster.places import KUBECONFIG, SHARED
+from e2e.guests import ENV, NAME, NAMESPACE, Guests
+from e2e.lab import OPERATOR_NAMESPACE, KubectlError, Lab, until
+from e2e.movers import passed, shared
 from events_kit import viewing
 from holdfast_kube.credentials import from_kubeconfig
-from holdfast_wire.frames import Attach, Input, encode
+from holdfast_wire.errors import HoldfastError, NoTurn
+from holdfast_wire.frames import Ack, Attach, Decoder, Error, Input, encode
 
 __all__ = ["passed"]
 
@@ -124,6 +129,77 @@ async def test_the_door_of_the_api_server(lab: Lab, guests: Guests) -> None:
                 await http.get(url, headers=forged, ssl=context, server_hostname=NAME)
 
 
+@pytest.mark.attacks(8)
+async def test_nothing_behind_the_api_server_sends_it_elsewhere(lab: Lab, guests: Guests) -> None:
+    """It would follow, with its own credentials."""
+    session = guests.reached(lab.session("front", "bash", "--norc"))
+    config = yaml.safe_load(guests["wanda"].kubeconfig.read_text())
+    server = config["clusters"][0]["cluster"]
+    trust = ssl.create_default_context(cadata=_authority(server))
+    bearer = {"Authorization": f"Bearer {config['users'][0]['user']['token']}"}
+    group = "/apis/subresources.holdfast.dev/v1alpha1"
+    one = f"{group}/namespaces/{NAMESPACE}/sessions/{session.name}"
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    below = ("/state", "/state/", "//state", "//evil.example/state", "/stream", "/%2e%2e/state",
+             "/state?url=https://evil.example/", "/")  # fmt: skip
+    once = aiohttp.TCPConnector(force_close=True)  # after an upgrade the other end closes
+    async with aiohttp.ClientSession(headers=bearer, connector=once) as http:
+        seen = {}
+        for path in (*(one + rest for rest in below), group + "/", f"{group}//evil.example/"):
+            for method, more in (("GET", {}), ("GET", upgrade), ("POST", {})):
+                async with http.request(
+                    method, URL(server["server"] + path, encoded=True), headers=more, ssl=trust,
+                    allow_redirects=False,
+                ) as answer:  # fmt: skip
+                    seen[path] = answer.status
+                    assert not 300 <= answer.status < 400, (method, path)
+                    assert "Location" not in answer.headers, (method, path)
+        async with http.get(server["server"] + one + "/state", ssl=trust) as answer:
+            assert answer.status == 200, await answer.text()
+
+
+def _authority(server: dict[str, str]) -> str:
+    if "certificate-authority-data" in server:
+        return base64.b64decode(server["certificate-authority-data"]).decode()
+    return (KUBECONFIG.parent / server["certificate-authority"]).read_text()
+
+
+@pytest.mark.attacks(7)
+@pytest.mark.timeout(300)
+def test_a_cluster_with_one_authority_for_all_is_not_served(lab: Lab, guests: Guests) -> None:
+    """Whoever has a client's certificate could then name himself anybody."""
+    published = ("configmap", "extension-apiserver-authentication", "-n", "kube-system")
+    data = json.loads(lab.kubectl("get", *published, "-o", "json"))["data"]
+    own, theirs = "requestheader-client-ca-file", "client-ca-file"
+
+    def publish(clients: str) -> None:
+        patch = json.dumps({"data": {theirs: clients}})
+        lab.kubectl("patch", *published, "--type=merge", "-p", patch)
+        lab.kubectl("delete", "pods", "-n", OPERATOR_NAMESPACE, *GATEWAYS)
+
+    def refused() -> bool:
+        pods = lab.get("pods", "-n", OPERATOR_NAMESPACE, *GATEWAYS)["items"]
+        return len(pods) == 2 and all(_failed(pod) for pod in pods)
+
+    publish(data[theirs] + data[own])
+    try:
+        until(refused, "no gateway starts", 120)
+        logs = lab.kubectl("logs", "-n", OPERATOR_NAMESPACE, *GATEWAYS, "--previous")
+        assert "have the same CA" in logs
+        assert replicas(lab) == []
+        with pytest.raises(KubectlError):
+            lab.kubectl("get", "--raw", "/apis/subresources.holdfast.dev/v1alpha1")
+    finally:
+        publish(data[theirs])
+        until(lambda: len(replicas(lab)) == 2, "gateways start again", 120)
+
+
+def _failed(pod: dict[str, Any]) -> bool:
+    statuses = pod["status"].get("containerStatuses") or [{}]
+    ended = (statuses[0].get("lastState") or {}).get("terminated") or {}
+    return ended.get("exitCode") == 1
+
+
 def _trusting(guests: Guests) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(guests.folder / "gateway-ca.crt"))
 
@@ -209,6 +285,139 @@ async def test_a_viewer_types_and_a_terminal_answers(lab: Lab, guests: Guests) -
     assert [one.kind for one in journal].count("input") == inputs + 1
     (tried,) = [one for one in journal if one.kind == "refused"]
     assert tried.actor == guests["otto"].actor
+
+
+PASTE, PASTED = b"\x1b[200~", b"\x1b[201~"
+FORMS: Final = (
+    b"rm -rf /\r", b"\r", b"\n", b"\0\x03\x04", PASTE + b"echo pasted\r" + PASTED, PASTE, PASTED,
+    "é漢😀".encode(), b"\x1b[1;5C", b"\x1b[24;80R\recho reply\r", b"\x1b[I\r", b"\xff\xfe\r",
+)  # fmt: skip
+# A program that keeps every byte it reads.
+READER: Final = "stty raw -echo; echo ready; exec cat > /shared/{}"
+
+
+class Typist:
+    """Somebody attached by a WebSocket, who sends frames as he likes."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket, self._decoder = socket, Decoder()
+        self._sent = 0
+
+    async def attach(self, mode: str = "write") -> None:
+        await self._socket.send_bytes(encode(Attach({"mode": mode, "columns": 80, "rows": 24})))
+
+    async def send(self, *pieces: bytes) -> None:
+        """In one message, a frame for each piece."""
+        numbered = enumerate(pieces, start=self._sent + 1)
+        await self._socket.send_bytes(b"".join(encode(Input(n, b"", one)) for n, one in numbered))
+        self._sent += len(pieces)
+
+    async def answered(self) -> list[Ack | Error]:
+        """What became of each piece; the last one's answer is waited for."""
+        found: list[Ack | Error] = []
+        while not found or (found[-1].ref if isinstance(found[-1], Error) else found[-1].number) < (
+            self._sent
+        ):
+            message = await self._socket.receive(PATIENCE)
+            frames = self._decoder.feed(message.data)
+            found += [frame for frame in frames if isinstance(frame, Ack | Error)]
+        return found
+
+
+@pytest.mark.attacks(16)
+@pytest.mark.timeout(240)
+async def test_no_form_of_input_passes_the_turn(lab: Lab, guests: Guests) -> None:
+    """wanda has the turn. What mira sends by every way in, and otto, who may not type at all, is
+    not among the bytes that the program reads, which are wanda's, all and no more."""
+    read = SHARED / "gate"
+    read.unlink(missing_ok=True)
+    session = guests.reached(lab.session("gate", "bash", "-c", READER.format("gate"), **shared()))
+    session.await_text("ready")
+    url = f"{guests.base(session.name)}/stream"
+    async with aiohttp.ClientSession() as http:
+
+        def connected(who: str) -> Any:
+            bearer = {"Authorization": f"Bearer {guests[who].token}"}
+            return http.ws_connect(url, ssl=guests.tls, headers=bearer)
+
+        async with connected("wanda") as a, connected("mira") as b, connected("otto") as c:
+            wanda, mira, otto = Typist(a), Typist(b), Typist(c)
+            await wanda.attach()
+            await wanda.send(b".")
+            assert isinstance((await wanda.answered())[-1], Ack)
+            await mira.attach()
+            await otto.attach("view")
+            for form in FORMS:
+                cuts = [(form[:at], form[at:]) for at in range(1, len(form))]
+                for pieces in ((form,), (form, form), *cuts):
+                    for one in (mira, otto):
+                        await one.send(*pieces)
+                await wanda.send(b".")
+            for one in (mira, otto):
+                assert isinstance((await one.answered())[0], Error)
+            await _by_every_other_way(guests, http, session.name)
+            await wanda.send(PASTE + b"rm x\r")
+            await wanda.answered()
+            async with guests.sdk("mira", session.name) as sdk:  # in the middle of a paste
+                await sdk.take()
+                await sdk.send("ls\r")
+                await wanda.send(b"rm y\r" + PASTED, b"\r")
+                assert [x.exception().code for x in await wanda.answered() if isinstance(x, Error)]
+                await sdk.send("!")
+    wanted = b"." * (1 + len(FORMS)) + PASTE + b"rm x\r" + PASTED + b"ls\r!"
+    until(lambda: read.read_bytes().endswith(b"!"), "what was typed")
+    assert read.read_bytes() == wanted
+
+
+async def _by_every_other_way(guests: Guests, http: aiohttp.ClientSession, name: str) -> None:
+    bearer = {"Authorization": f"Bearer {guests['mira'].token}"}
+    for below, body in (
+        ("input", {"text": "echo http\r"}), ("input", {"base64": "G1syMDB+DQ=="}),
+        ("exec", {"command": "echo http"}), ("jobs", {"argv": ["true"]}),
+    ):  # fmt: skip
+        async with http.post(
+            f"{guests.base(name)}/{below}", json=body, headers=bearer, ssl=guests.tls
+        ) as answer:
+            # A job is beside the terminal: it runs, and types nothing.
+            assert answer.status in ((201, 202) if below == "jobs" else (409,)), await answer.text()
+    async with guests.sdk("mira", name) as sdk:
+        for form in FORMS:
+            with pytest.raises(NoTurn):
+                await sdk.send(form)
+        with pytest.raises(HoldfastError):
+            await sdk.exec("echo sdk", timeout=5)
+    async with guests.agent("mira") as agent:
+        for tool, given in (
+            ("send_keys", {"text": "echo mcp", "keys": "Enter C-c Escape"}), ("interrupt", {}),
+            ("run", {"command": "echo mcp", "prompt_timeout": 1}),
+        ):  # fmt: skip
+            result = await agent.call_tool(tool, {"session": f"{NAMESPACE}/{name}", **given})
+            assert result.is_error or result.structured_content["status"] != "finished", tool
+    await asyncio.to_thread(_by_terminals, guests, name)
+
+
+def _by_terminals(guests: Guests, name: str) -> None:
+    at = f"{name}.{NAMESPACE}"
+    assert guests.ssh.run("mira", guests.ssh.at(at), "echo ssh").returncode not in (0, 255)
+    for words in (("send", name, "echo kubectl\r"), ("exec", name, "--", "echo kubectl")):
+        done = subprocess.run(
+            guests.plugin("mira", *words), env=ENV, capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode != 0, done
+    screens = [guests.ssh.terminal("mira", at), guests.attach("mira", name)]
+    for screen in screens:
+        _typed_in_vain(screen)
+
+
+def _typed_in_vain(screen: Screen) -> None:
+    try:
+        screen.expect(b"ready")
+        for form in FORMS:
+            screen.type(form)
+        # Who types in vain is told why.
+        screen.expect(b"turn")
+    finally:
+        screen.close()
 
 
 @pytest.mark.attacks(13)

@@ -11,7 +11,7 @@ import pytest
 from e2e import engine_kit as kit
 from e2e.engine_lazy import Late, heap, lazily, pagers
 from e2e.engine_session import Session, Target, bench, engine, eventually, node, tidy
-from holdfast_node import containers, pager, preflight
+from holdfast_node import containers, memory_due, preflight
 from holdfast_node.engine import Engine
 from holdfast_wire.errors import Unavailable
 
@@ -29,7 +29,7 @@ async def test_memory_follows_the_session(bench: kit.Lab, engine: Engine) -> Non
         assert move.tunnel.carried > 256 << 20
     target.typist.type("\n")
     target.typist.until(f"again={digest}", 30)
-    assert not pager.blocked(move.there)
+    assert not memory_due.blocked(move.there)
     await eventually(lambda: pagers() == [])
 
 
@@ -40,7 +40,7 @@ async def test_memory_comes_before_the_session_runs(bench: kit.Lab, engine: Engi
         assert move.tunnel.carried > 256 << 20
         assert await move.serving > 256 << 20
         await eventually(lambda: pagers() == [])
-        assert not pager.coming(move.there)
+        assert not memory_due.coming(move.there)
         await move.tunnel.cut()
         move.cage.kill()
         await move.restoring.arrived()

@@ -16,7 +16,7 @@ from e2e.cluster.places import REPOSITORY
 from e2e.engine_lazy import Late, Lazily, Tunnel, heap, lazily, pagers, serves
 from e2e.engine_session import Refusal, Session, Target, bench, engine, eventually, node, tidy
 from e2e.test_engine_faults import plant
-from holdfast_node import containers, pager
+from holdfast_node import containers, memory_due
 from holdfast_node.engine import Engine
 from holdfast_node.failure import RestoreFailed
 from holdfast_node.lazy import PagesLost
@@ -29,14 +29,14 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
 async def check_blocked(move: Lazily, target: Target) -> None:
     """Frozen; and if somebody thaws it nevertheless, it stops where its memory does."""
     assert move.there.frozen()
-    assert pager.blocked(move.there)
+    assert memory_due.blocked(move.there)
     target.typist.type("\n")
     move.there.thaw()
     await asyncio.sleep(0.5)
     assert b"again=" not in target.typist.read()
     assert move.there.members()
     move.there.kill()
-    await eventually(lambda: not pager.coming(move.there))
+    await eventually(lambda: not memory_due.coming(move.there))
 
 
 async def test_a_stream_that_breaks_blocks_the_session_for_good(
@@ -102,7 +102,7 @@ os.write(pipe[1], memoryview(heap)[200 << 20:][:4096])
         await asyncio.sleep(0.3)
         await move.tunnel.cut()
         await move.lost()
-    assert pager.blocked(move.there)
+    assert memory_due.blocked(move.there)
     assert move.there.wanted()
     move.there.kill()
     await eventually(lambda: target.container.pids() == [])
@@ -130,7 +130,7 @@ async def test_memory_that_does_not_all_come_before_it_runs_harms_nobody(
             with pytest.raises(PagesLost):
                 await serving
         await eventually(lambda: there.pids() == [] and pagers() == [])
-    assert not pager.coming(engine.freezer(there.hold))
+    assert not memory_due.coming(engine.freezer(there.hold))
     assert cage.frozen()
     target.typist.close()
     cage.thaw()
@@ -272,7 +272,7 @@ async def test_an_agent_that_is_killed_leaves_it_frozen_and_blocked(
         tunnel.open.clear()
         agent.kill()
         await agent.wait()
-        await eventually(lambda: there.frozen() and pager.blocked(there))
+        await eventually(lambda: there.frozen() and memory_due.blocked(there))
         serving.cancel()
         await asyncio.wait([serving])
     assert len(there.members()) == 2

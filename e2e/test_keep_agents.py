@@ -358,7 +358,7 @@ async def test_a_move_by_the_same_agents(cluster: Cluster, bench: kit.Lab, pods:
         {"do": "seal", "unoffered": True},
         {"do": "seal"},
     ]
-    assert pods.there.asked == [{"do": "commit"}] * 2
+    assert pods.there.asked == [{"do": "prepare"}, {"do": "commit"}] * 2
     assert (pods.there.state / "ring").read_bytes() == b"what was shown"
     await eventually(lambda: freezer.children(first.container.hold) == [])
     with typist(target) as second:

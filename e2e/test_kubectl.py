@@ -6,9 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shlex
+import ssl
 import statistics
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,10 @@ import yaml
 import holdfast
 from client_kit import Screen
 from e2e.cluster.places import KUBECONFIG, REPOSITORY
+from e2e.guests import AUTHORITY, Guests
+from e2e.guests import NAME as GATEWAY_NAME
 from e2e.lab import OPERATOR_NAMESPACE, Lab
+from uplink_kit import authority
 
 PATIENCE = 40.0
 DETACH = b"\x1cd"  # ctrl-\ then d
@@ -231,6 +237,88 @@ def test_the_sdk(lab: Lab, people: dict[str, Person]) -> None:
             await holdfast.connect("sdk", kubeconfig=str(people["stranger"].kubeconfig)).info()
 
     asyncio.run(use())
+
+
+# The program itself, to which the gateway's name is this machine, as by its hosts file.
+_AT_HOME = """
+import socket, sys
+name, asked = sys.argv[1], socket.getaddrinfo
+socket.getaddrinfo = lambda host, *a, **b: asked("127.0.0.1" if host == name else host, *a, **b)
+sys.argv[:2] = ["holdfast"]
+from holdfast.cli import main
+sys.exit(main())
+"""
+
+
+def test_a_gateway_by_its_address(lab: Lab, guests: Guests) -> None:
+    """Without a kubeconfig: a URL, a token for it, and the CA of its certificate."""
+    session = guests.reached(lab.session("direct", "bash", "--norc"))
+    given = {"HOLDFAST_GATEWAY": guests.url, "HOLDFAST_TOKEN": guests["wanda"].token,
+             "HOLDFAST_GATEWAY_CA": str(guests.folder / AUTHORITY)}  # fmt: skip
+    command = [str(REPOSITORY / ".venv" / "bin" / "python"), "-c", _AT_HOME, GATEWAY_NAME]
+
+    def run(*words: str, **other: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *words], env=ENV | given | other, capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+
+    assert run("wait", "direct", "-n", "default").returncode == 0
+    assert run("ls", "-o", "name").stdout == "default/direct\n"
+    done = run("exec", "direct", "--", "echo $((6*7)); (exit 3)")
+    assert (done.returncode, done.stdout) == (3, "42\n"), done
+    assert run("url", "direct").stdout == f"{guests.url}/#/default/direct\n"
+    records = json.loads(run("logs", "direct", "-o", "json").stdout)["records"]
+    (ran,) = [one for one in records if one["kind"] == "exec"]
+    assert (ran["actor"], ran["modality"]) == (guests["wanda"].actor, "http")
+    screen = Screen([*command, "attach", "direct"], ENV | given)
+    try:
+        screen.expect(PROMPT)
+        screen.type(b"echo at-$((6*7))\r")
+        screen.expect(b"at-42")
+        screen.type(DETACH)
+        assert screen.wait() == 0
+    finally:
+        screen.close()
+    for code, said, other in (
+        (77, "does not show the certificate it should", {"HOLDFAST_GATEWAY_CA": ""}),
+        (77, "does not show the certificate", {"HOLDFAST_GATEWAY_CA": str(_other(guests.folder))}),
+        (77, "token", {"HOLDFAST_TOKEN": "nonsense"}),
+        (77, "may not", {"HOLDFAST_TOKEN": guests["otto"].token}),
+    ):
+        done = run("send", "direct", "-n", "default", "x", **other)
+        assert (done.returncode, said in done.stderr) == (code, True), done
+    assert run("state", "gone", "-n", "default").returncode == 66
+    assert session.epoch == 1
+
+
+def _other(folder: Path) -> Path:
+    """An authority that signed nothing here."""
+    path = folder / "other-ca.crt"
+    path.write_text(authority("other").pem)
+    return path
+
+
+def test_where_the_page_is(lab: Lab, people: dict[str, Person]) -> None:
+    """For somebody who may look at his sessions and at nothing of the gateway's."""
+    lab.session("paged", "bash", "--norc")
+    done = people["observer"].run("url", "paged", "-o", "json")
+    found = json.loads(done.stdout)
+    assert found["url"] == "https://localhost:8443/#/default/paged"
+    words = shlex.split(found["forward"])
+    assert words[-4:] == ["-n", OPERATOR_NAMESPACE, "service/holdfast-gateway", "8443:443"]
+    with subprocess.Popen(
+        [str(lab.programs / "kubectl"), f"--kubeconfig={KUBECONFIG}", *words[-5:-1], ":443"],
+        stdout=subprocess.PIPE, text=True,
+    ) as forward:  # fmt: skip
+        try:
+            assert forward.stdout is not None
+            port = re.findall(r"127\.0\.0\.1:(\d+) ->", forward.stdout.readline())[0]
+            insecure = ssl._create_unverified_context()  # noqa: S323 - as a browser told to
+            with urllib.request.urlopen(f"https://localhost:{port}/", context=insecure) as page:
+                assert b"holdfast" in page.read()
+        finally:
+            forward.terminate()
 
 
 @pytest.mark.timed

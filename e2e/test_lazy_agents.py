@@ -15,8 +15,9 @@ from e2e.engine_lazy import Late, heap, lazily, pagers
 from e2e.engine_pods import POD_A, POD_B, Pods, typist
 from e2e.engine_session import Session, bench, engine, eventually, node, tidy
 from e2e.test_keep_agents import MOVE, Cluster, cluster, keys, pods
-from holdfast_node import freezer, pager, pages
+from holdfast_node import freezer, memory_due, pages
 from holdfast_node.engine import Engine
+from holdfast_node.progress import Progress
 from holdfast_wire.errors import HoldfastError
 
 __all__ = ["bench", "cluster", "engine", "keys", "node", "pods", "tidy"]  # fixtures
@@ -127,7 +128,7 @@ async def test_all_memory_comes_before_it_runs(
             assert second.until("again=" + digest, 60)
         await eventually(lambda: pagers() == [] and cluster.left_over() == [])
     assert pods.here.asked[0] == {"do": "park", "to": POD_B}
-    assert pods.there.words == ["commit"]
+    assert pods.there.words == ["prepare", "commit"]
 
 
 @pytest.mark.parametrize("connection", [0, 1])
@@ -142,7 +143,7 @@ async def test_a_link_that_is_lost_before_all_memory_came_costs_nothing(
         wire.cut(connection)
         assert (await cluster.api.over("build-2-1"))["phase"] == "Failed"
         await eventually(lambda: dead(target) and pagers() == [])
-    assert pods.there.words == []
+    assert "commit" not in pods.there.words
     assert pods.here.words[-1] == "unpark"
     session.typist.type("\n")
     assert session.typist.until("again=" + digest, 60)
@@ -170,7 +171,7 @@ async def test_it_runs_before_its_memory_has_come(
             assert second.until("again=" + digest, 60)
         await eventually(lambda: pagers() == [] and cluster.left_over() == [])
     assert pods.here.asked[0] == {"do": "park", "to": POD_B, "follows": True}
-    assert pods.there.words == ["commit"]
+    assert pods.there.words == ["prepare", "commit"]
 
 
 @pytest.mark.parametrize("stopped", ["a", "b"])
@@ -189,7 +190,7 @@ async def test_an_agent_that_is_stopped_brings_it_to_its_end(
         with typist(target) as second:
             second.type("\n")
             assert second.until("again=" + digest, 60)
-    assert pods.there.words == ["commit"]
+    assert pods.there.words == ["prepare", "commit"]
 
 
 @asynccontextmanager
@@ -219,7 +220,7 @@ async def test_a_lost_link_loses_the_incarnation_and_nothing_else(
         assert failed["phase"] == "Failed"
         assert failed["conditions"][0]["reason"] == "PagesLost"
         await eventually(lambda: dead(session.container) and dead(target))
-        await eventually(lambda: pods.there.words == ["commit", "lost", "lost"])
+        await eventually(lambda: pods.there.words == ["prepare", "commit", "lost", "lost"])
         assert killed == [False, False]  # the sidecar knew first
         await eventually(lambda: pagers() == [] and cluster.left_over() == [])
 
@@ -248,7 +249,7 @@ async def test_the_next_agent_gives_up_what_lacks_memory(
     async with lazily(engine, session, target, bench.images()) as moved:
         await moved.tunnel.cut()
         await moved.lost()
-        assert pager.blocked(moved.there)
+        assert memory_due.blocked(moved.there)
     async with cluster.agent("b"):
         await eventually(lambda: dead(target.container))
         await eventually(lambda: pagers() == [])
@@ -261,7 +262,7 @@ async def test_nobody_else_gets_the_memory(cluster: Cluster) -> None:
         cluster.api.put("other", "nobody", LAZY)
         tls = first._settings.tls(ssl.Purpose.SERVER_AUTH)
         address = await first._address("b")
-        async with pages.asked(address, tls, "other", "team", bytes(32), None) as asked:
+        async with pages.asked(address, tls, "other", "team", bytes(32), None, Progress()) as asked:
             asking = asked.run(lambda: asked.read(memoryview(bytearray(1))))
             with pytest.raises(HoldfastError, match="no memory is to come"):
                 await asyncio.wait_for(asking, 20)

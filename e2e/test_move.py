@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 
 import pytest
 
+from e2e.cluster import faults
 from e2e.lab import Lab, until
 from e2e.movers import (
     MOVED_WITHIN,
@@ -97,6 +99,52 @@ def test_random_sessions_move_under_load(lab: Lab) -> None:
     lab.report["random_moves_count"] = moves
     lab.report["moves_total_count"] = lab.report.get("moves_total_count", 0) + moves
     await_agents(lab)
+
+
+# Half of it becomes a sixth when packed, the other half cannot; and it knows what it had.
+LOAD = """
+import hashlib, os
+noise, heap = os.urandom(96 << 20), [[n, str(n)] for n in range(800_000)]
+def tag(): return hashlib.sha256(noise + repr(heap).encode()).hexdigest()
+before = tag()
+print("loaded", flush=True)
+while True:
+    input()
+    print("same", tag() == before, flush=True)
+"""
+SLOW_MBIT = 200
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.timed
+def test_how_far_a_move_has_come_is_seen_and_a_slow_link_is_spared(lab: Lab) -> None:
+    session = lab.session("laden", "python3", "-c", LOAD, node=lab.away())
+    session.await_text("loaded")
+    node, seen = session.node, set()
+
+    def arrived() -> bool:
+        told = session.lab.kubectl("get", "session", session.name).splitlines()[1]
+        seen.update(re.findall(r"copying (\d+)/(\d+) MiB", told))
+        return session.epoch == 2
+
+    with faults.slow(node, SLOW_MBIT), Viewer(lab, session.pod) as watching:
+        ask(session)
+        until(arrived, "it has moved", MOVED_WITHIN)
+    session.type("well?")
+    session.await_text("same True")
+    shares = sorted((int(sent), int(of)) for sent, of in seen)
+    assert any(0 < sent < of for sent, of in shares), f"nothing was seen in mid-move: {shares}"
+    assert any(0 < one["sent"] < one["expected"] for one in watching.progress)
+    until(lambda: "lastMove" in session.status, "its figures")
+    last = session.status["lastMove"]
+    assert "move" not in session.status
+    plain = last["sizeBytes"] * 8 / (SLOW_MBIT * 1e6)
+    lab.report["move_slow_link_seconds"] = last["freezeSeconds"]
+    lab.report["move_slow_link_plain_seconds"] = round(plain, 3)
+    assert last["freezeSeconds"] < 0.8 * plain
+    said = " ".join(session.events())
+    for reason in ("Moving: ", "MoveFrozen: ", "Moved: ", "MoveComplete: "):
+        assert reason in said
 
 
 def test_a_move_by_hand_goes_where_it_is_told_to(lab: Lab) -> None:

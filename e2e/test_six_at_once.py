@@ -3,7 +3,6 @@ same screen, all go along when its node is drained, and each wakes it when it sl
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -16,7 +15,15 @@ import holdfast
 from browser_kit import DESKTOP, Tab, browser
 from client_kit import Screen
 from e2e.balancer import Balancer, balanced, spread
-from e2e.followers import AtTerminal, Background, ByEvents, BySdk, Stream, background
+from e2e.followers import (
+    AtTerminal,
+    Background,
+    ByEvents,
+    BySdk,
+    Stream,
+    background,
+    without_a_gap,
+)
 from e2e.guests import HTTPS, NAME, NAMESPACE, SSH_PORT, Guests
 from e2e.lab import Lab, Session, until
 from e2e.movers import MOVED_WITHIN, await_agents, draining, other, walking
@@ -172,14 +179,6 @@ def _trimmed(lines: list[str]) -> list[str]:
 def counted(data: bytes | str) -> list[int]:
     text = data if isinstance(data, str) else data.decode(errors="replace")
     return [int(number) for number in re.findall(r"<[12]:(\d+)>", text)]
-
-
-def without_a_gap(way: str, numbers: list[int], *, painted_anew: bool = False) -> None:
-    """`painted_anew`: a terminal that was told of the move gets a fresh picture, with what had
-    scrolled away; it may show a number again, but never leaves one out."""
-    for before, after in itertools.pairwise(numbers):
-        next_one = after == before + 1 or (painted_anew and after <= before)
-        assert next_one, f"{way}: {after} after {before}"
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from e2e.cluster.places import KUBECONFIG
 from e2e.lab import Lab, Session, until
-from holdfast_wire.frames import Attach, Decoder, Error, Gap, Output, Snapshot, encode
+from holdfast_wire.frames import Attach, Control, Decoder, Error, Gap, Output, Snapshot, encode
 
 
 class Viewer:
@@ -27,6 +27,7 @@ class Viewer:
         theirs.close()
         self.output = b""  # of the stream alone; a snapshot is no stream
         self.gaps: list[Gap] = []
+        self.progress: list[dict[str, Any]] = []  # of a move, as it was told
         self.resumed = False
         self.ended = False  # whoever was at the other end is gone
         self.first_at: float | None = None  # monotonic, of the stream's bytes
@@ -69,6 +70,8 @@ class Viewer:
                 self.output += bytes(frame.data)
             case Gap():
                 self.gaps.append(frame)
+            case Control({"kind": "progress"} as body):
+                self.progress.append(body)
             case Error():
                 raise AssertionError(f"refused: {frame}")
 

@@ -23,7 +23,7 @@ LINES = {
     "memory_postcopy": ("memory, following\n(post-copy)", "#00798c", "s"),
     "layer": ("files of the\nwritable layer", "#b7791f", "^"),
 }
-LINE_HEIGHT = 1.17  # of a label, as a factor on the axis
+LINE_HEIGHT = 1.31  # of a label, as a factor on the axis
 SIZES = (1, 10, 100, 1000, 4000)
 SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
 
@@ -39,7 +39,7 @@ def size(megabytes: float) -> str:
 
 
 def draw(axes: Axes, report: dict[str, object]) -> None:
-    """Each line has its name and its last figure beside it; those that end in one place must not
+    """Each line has its name and its last figure at the right; those that end in one place must not
     lie on each other."""
     free = 0.0
     for line in sorted(LINES, key=lambda one: points(report, one)[-1][1]):
@@ -51,7 +51,7 @@ def draw(axes: Axes, report: dict[str, object]) -> None:
         height = LINE_HEIGHT ** (text.count("\n") + 1)
         middle = max(seconds[-1], free * height**0.5)
         free = middle * height**0.5
-        axes.annotate(text, (sizes[-1], middle), xytext=(10, 0), textcoords="offset points",
+        axes.annotate(text, (SIZES[-1], middle), xytext=(10, 0), textcoords="offset points",
                       color=colour, va="center", annotation_clip=False)  # fmt: skip
 
 

@@ -95,6 +95,17 @@ def _filter(node: str, **chains: str) -> Iterator[None]:
 
 
 @contextmanager
+def slow(node: str, megabits: int) -> Iterator[None]:
+    """What the node sends, pods and all, goes no faster than that."""
+    shaped = f"dev eth0 root tbf rate {megabits}mbit burst 256kb latency 50ms"
+    with _undone(
+        lambda: in_node(node, "tc", "qdisc", "add", *shaped.split()),
+        lambda: in_node(node, "tc", "qdisc", "del", "dev", "eth0", "root"),
+    ):
+        yield
+
+
+@contextmanager
 def paused(node: str) -> Iterator[None]:
     cluster = running()
     with _undone(lambda: cluster.pause(node), lambda: cluster.unpause(node)):

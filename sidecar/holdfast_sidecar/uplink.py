@@ -13,7 +13,6 @@ direction; a slow one stops itself alone, and the session never waits for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
 import time
@@ -27,8 +26,10 @@ from holdfast_wire.errors import BadRequest, HoldfastError, from_json
 from holdfast_wire.uplink import Kind, Parser, Piece, Windows
 
 _LOOK_SECONDS: Final = 5.0  # a new replica is found within this
+_LOOK_AGAIN_SECONDS: Final = 1.0  # after nobody said where they are
 _CONNECT_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = (0.2, 5.0)
+_NO_SUCH_NAME: Final = (socket.EAI_NONAME, socket.EAI_NODATA)  # said by who knows
 _PIECE: Final = wire.MAX_PAYLOAD
 _PENDING: Final = 1 << 20  # in the TLS connection, not yet sent
 
@@ -239,23 +240,32 @@ class Uplinks:
         self._gateways, self._about, self._adopt, self._log = gateways, about, adopt, log
         self._context = gateways.trust()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._unknown = False  # where they are; said once
 
     async def run(self) -> None:
         try:
             while True:
-                self._tend(await self._addresses())
-                await asyncio.sleep(_LOOK_SECONDS)
+                found = await self._addresses()
+                if found is not None:
+                    self._tend(found)
+                await asyncio.sleep(_LOOK_SECONDS if found else _LOOK_AGAIN_SECONDS)
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _addresses(self) -> set[str]:
+    async def _addresses(self) -> set[str] | None:
+        """None if nobody said: that is not none, for the name service may be away."""
         loop, where = asyncio.get_running_loop(), self._gateways
-        with contextlib.suppress(OSError):
+        try:
             found = await loop.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
-            return {str(one[4][0]) for one in found}
-        return set()
+        except OSError as error:
+            if not self._unknown:
+                self._log(f"where {where.host} is, is not known: {error}")
+            self._unknown = True
+            return set() if error.errno in _NO_SUCH_NAME else None
+        self._unknown = False
+        return {str(one[4][0]) for one in found}
 
     def _tend(self, found: set[str]) -> None:
         """One that has no address any more goes by itself when its connection does."""
@@ -274,7 +284,8 @@ class Uplinks:
                 await self._once(address)
             except OSError as error:
                 self._log(f"gateway {address} is not reached: {error}")
-                if address not in await self._addresses():
+                found = await self._addresses()
+                if found is not None and address not in found:
                     return
             except HoldfastError as error:
                 self._log(f"gateway {address} refuses this sidecar: {error}")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import random
+import socket
 import ssl
+from asyncio import sslproto
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast_gateway import cluster_main
 from holdfast_gateway.uplinks import Incarnation, Stream, Uplink
 from holdfast_wire import uplink as wire
 from holdfast_wire.errors import Forbidden, Unavailable
@@ -179,6 +183,55 @@ async def test_who_is_refused_hears_why_and_tries_again(ca: Authority, tmp_path:
         assert await uplinks.wait(KEY, PATIENCE) is not None
 
 
+async def test_a_gateway_is_found_again_without_the_name_service(
+    ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = False
+
+    def look_up(*_: object, **__: object) -> list[Any]:
+        if away:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    async with contextlib.AsyncExitStack() as first:
+        uplinks, port = await first.enter_async_context(gateway(ca, tmp_path, verified))
+        async with dialling(ca, port, tmp_path, 1, echo) as log:
+            assert await uplinks.wait(KEY, PATIENCE) is not None
+            away = True
+            await first.aclose()
+            await until(lambda: any("is not reached" in line for line in log))
+            await until(lambda: any("is not known" in line for line in log))
+            async with gateway(ca, tmp_path, verified, port) as (back, _):
+                assert await back.wait(KEY, PATIENCE) is not None
+            assert sum("is not known" in line for line in log) == 1, "said over and over"
+
+
+async def test_a_gateway_that_has_gone_for_good_is_not_dialled_for_ever(
+    ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, asked = False, 0
+
+    def look_up(*_: object, **__: object) -> list[Any]:
+        nonlocal asked
+        asked += 1
+        if gone:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    async with contextlib.AsyncExitStack() as first:
+        uplinks, port = await first.enter_async_context(gateway(ca, tmp_path, verified))
+        async with dialling(ca, port, tmp_path, 1, echo) as log:
+            assert await uplinks.wait(KEY, PATIENCE) is not None
+            gone = True
+            await first.aclose()
+            await until(lambda: any("is not reached" in line for line in log))
+            before = asked
+            await until(lambda: asked > before + 2)
+            assert sum("is not reached" in line for line in log) == 1
+
+
 async def test_a_gateway_of_another_authority_gets_no_token(ca: Authority, tmp_path: Path) -> None:
     other = authority("other")
     async with (
@@ -228,3 +281,23 @@ async def test_more_than_its_credit_ends_the_connection() -> None:
     assert stream._ended
     with pytest.raises(Unavailable):
         link.open()
+
+
+async def test_what_a_tls_connection_reads_into_is_as_small_as_is_asked(
+    ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five hundred viewers have one each. It is asyncio's own, and kept while they stay."""
+    monkeypatch.setattr(sslproto.SSLProtocol, "max_size", cluster_main.TLS_READ)
+    async with (
+        gateway(ca, tmp_path, verified) as (uplinks, port),
+        dialling(ca, port, tmp_path, 1, echo),
+    ):
+        link = await uplinks.wait(KEY, PATIENCE)
+        assert link is not None
+        assert link._transport is not None
+        made = link._transport._ssl_protocol  # type: ignore[attr-defined]
+        assert len(made._ssl_buffer) == cluster_main.TLS_READ
+        _, stream = link.open()
+        data = random.Random(1).randbytes(3 * cluster_main.TLS_READ)
+        stream.write(data)
+        assert await whole(stream, len(data)) == data

@@ -94,14 +94,17 @@ async def until(condition: Callable[[], object], patience: float = 10.0) -> None
 
 @contextlib.asynccontextmanager
 async def gateway(
-    ca: Authority, folder: Path, verify: Callable[[dict[str, Any]], Awaitable[Incarnation]]
+    ca: Authority,
+    folder: Path,
+    verify: Callable[[dict[str, Any]], Awaitable[Incarnation]],
+    port: int = 0,
 ) -> AsyncIterator[tuple[Uplinks, int]]:
-    """One that sidecars dial, and its port."""
+    """One that sidecars dial, and its port; a port of its choice if none is given."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*ca.sign(folder, "gateway", "localhost"))
     made = Uplinks(verify)
-    async with made.listening(tls, 0, "127.0.0.1") as port:
-        yield made, port
+    async with made.listening(tls, port, "127.0.0.1") as taken:
+        yield made, taken
 
 
 @contextlib.asynccontextmanager

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from client_kit import Screen
+from e2e.balancer import spread
 from e2e.cluster import faults
 from e2e.cluster.places import SHARED
 from e2e.lab import LEASE, Lab, Mark, Session, until
@@ -81,6 +82,7 @@ def test_a_session_is_stored_and_runs_on(lab: Lab) -> None:
 @pytest.mark.faults(34, 35)
 @pytest.mark.timeout(300)
 def test_a_lost_node_costs_what_came_after_the_checkpoint(lab: Lab) -> None:
+    spread(lab)  # one of them is lost, too
     (SHARED / "survivor").unlink(missing_ok=True)
     command = ("python3", "-c", PAIR, "/shared/survivor")
     session = lab.session("survivor", *command, **shared(), node=lab.away(), spec=OFTEN)
@@ -108,6 +110,28 @@ def test_a_lost_node_costs_what_came_after_the_checkpoint(lab: Lab) -> None:
     lab.await_nodes()
     await_agents(lab)
     assert took <= LEASE + 10
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_lost_node_that_had_the_operator(lab: Lab) -> None:
+    spread(lab)
+    node = other(lab.away())
+    session = walking(lab, "orphan", node=node, spec=OFTEN)
+    assert session.node == node
+    await_kept(session)
+    killed = time.monotonic()
+    with faults.node_down(node):
+        # The node is missed for 20 s, and left by the operator after 5; the sessions of a lost node
+        # wait for it, and then for as long as it takes to be sure that they are lost.
+        session.await_epoch(2, 25 + LEASE + KEPT_WITHIN)
+        lab.report["host_and_operator_loss_to_ready_seconds"] = round(time.monotonic() - killed, 3)
+        assert session.node == other(node)
+        session.await_text("Restored from the checkpoint")
+        assert session.condition("Restored")["status"] == "True"
+    lab.await_nodes()
+    await_agents(lab)
+    assert [epoch for epoch, _ in itertools.groupby(session.marks(), lambda m: m.epoch)] == [1, 2]
 
 
 @pytest.mark.long

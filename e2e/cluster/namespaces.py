@@ -175,7 +175,7 @@ def _await_nodes(programs: Path) -> None:
         time.sleep(0.2)
     control.kubectl(programs, "wait", "--for=condition=Ready", patience, "node", "--all")
     control.kubectl(
-        programs, "rollout", "status", patience, "-n", "kube-system", "deployment/coredns"
+        programs, "rollout", "status", patience, "-n", "kube-system", "daemonset/coredns"
     )
 
 

@@ -204,6 +204,19 @@ def test_the_operators_environment(render: Render) -> None:
     }
 
 
+@pytest.mark.parametrize("part", ["operator", "gateway"])
+def test_a_lost_node_is_left_at_once(render: Render, part: str) -> None:
+    pod, _container = deployed(render(), part)
+    for key in ("unreachable", "not-ready"):
+        waits = [
+            one["tolerationSeconds"]
+            for one in pod["tolerations"]
+            if (one["key"], one["effect"]) == (f"node.kubernetes.io/{key}", "NoExecute")
+        ]
+        assert waits
+        assert max(waits) <= 10
+
+
 def test_the_operators_environment_by_values(render: Render) -> None:
     _pod, container = operator(render(**VALUES["everything"]))
     found = environment(container)

@@ -58,6 +58,7 @@ export class Stream {
   #silence = null;
   #asked = new Map(); // request number → {resolve, reject}
   #mode;
+  #size = null; // the window's, as it was last told
   #farewell = null; // the error that the other side is about to close with
   #heard = 0;
 
@@ -153,7 +154,9 @@ export class Stream {
 
   /** This window's size; the session takes it when this client leads. */
   resize({ columns, rows }) {
-    if (this.#attached) this.#socket.send(encode({ frame: 'resize', seq: 0, columns, rows }));
+    if (!this.#attached) return; // it is told when that is so
+    this.#size = { columns, rows };
+    this.#socket.send(encode({ frame: 'resize', seq: 0, columns, rows }));
   }
 
   /** A request of docs/protocol.md; resolves to its result. */
@@ -197,7 +200,8 @@ export class Stream {
   }
 
   #attach() {
-    const body = { mode: this.#mode, ...this.#options.size() };
+    this.#size = this.#options.size();
+    const body = { mode: this.#mode, ...this.#size };
     if (this.#seq !== null) body.resume = { session_id: this.#sessionId, seq: this.#seq };
     this.#socket.send(encode({ frame: 'attach', body }));
     this.#listen();
@@ -313,7 +317,10 @@ export class Stream {
     this.#attempts = 0;
     this.#become(State.connected);
     this.#on.attached(body);
-    for (const { frame } of this.#unacked.values()) this.#socket?.send(frame);
+    if (this.#socket === null) return; // it was stopped by that
+    const { columns, rows } = this.#options.size();
+    if (columns !== this.#size.columns || rows !== this.#size.rows) this.resize({ columns, rows });
+    for (const { frame } of this.#unacked.values()) this.#socket.send(frame);
   }
 
   #snapshot({ seq, columns, rows, part, data }) {

@@ -39,6 +39,7 @@ class FakeSocket {
 
 let clock;
 let heard;
+let size;
 let verdict;
 let token;
 let stream;
@@ -87,13 +88,14 @@ beforeEach(() => {
   FakeSocket.made = [];
   clock = { now: 0, last: 0, timers: new Map() };
   heard = { states: [], modes: [], output: '', snapshots: 0, errors: [], news: [] };
+  size = { columns: 80, rows: 24 };
   verdict = 'away';
   token = 'first';
   stream = new Stream(
     {
       address: () => ({ url: 'ws://x', protocols: ['a', token] }),
       mode: 'write',
-      size: () => ({ columns: 80, rows: 24 }),
+      size: () => size,
       probe: async () => ({ verdict, error: { code: verdict } }),
     },
     {
@@ -113,6 +115,24 @@ beforeEach(() => {
     world,
   );
   stream.start();
+});
+
+const resized = () => socket().sent.filter(({ frame }) => frame === 'resize');
+
+test('a window that changes while it is attached is told then', () => {
+  stream.start();
+  socket().onopen();
+  size = { columns: 100, rows: 30 };
+  stream.resize(size);
+  assert.deepEqual(resized(), []);
+  socket().say(hello());
+  assert.deepEqual(resized().map(({ columns, rows }) => [columns, rows]), [[100, 30]]);
+});
+
+test('a window that stays as it was is not told again', () => {
+  stream.start();
+  connect();
+  assert.deepEqual(resized(), []);
 });
 
 test('the first attach asks for no resume; a later one asks for the next byte', async () => {

@@ -289,7 +289,7 @@ def test_a_move_that_hangs_is_given_up_while_the_command_can_hear_of_it(lab: Lab
     try:
         with Moments(session) as moments:
             delete(lab, session.pod)
-            moments.wait("dumping")
+            moments.wait("offered")  # it stands still since a moment ago
             os.kill(pid, signal.SIGSTOP)
         until(lambda: session.epoch == 2, "the next incarnation")
     finally:

@@ -264,7 +264,11 @@ async def test_a_dump_that_is_given_up_leaves_the_tree_as_it_was(
     assert not cage.wanted()
 
 
-async def test_criu_killed_while_restoring_leaves_nothing(bench: kit.Lab, engine: Engine) -> None:
+@pytest.mark.parametrize("members", [2, 3])
+async def test_criu_killed_while_restoring_leaves_nothing(
+    bench: kit.Lab, engine: Engine, members: int
+) -> None:
+    """Itself and the first of the tree, which has just begun and has CRIU's socket too; or two."""
     session = Session(bench.container("a", "python3", "-c", HEAP))
     session.typist.until("up")
     target = Target(bench.container("b"))
@@ -273,7 +277,7 @@ async def test_criu_killed_while_restoring_leaves_nothing(bench: kit.Lab, engine
         async with engine.restoring(target.container.hold, images) as restoring:
             restore = asyncio.create_task(restoring.restore(target.held))
             there = engine.freezer(target.container.hold)
-            await eventually(lambda: len(there.members()) == 3)
+            await eventually(lambda: len(there.members()) >= members)
             kill_criu(bench)
             with pytest.raises(RestoreFailed):
                 await restore

@@ -133,8 +133,9 @@ async def test_a_session_is_stored_and_runs_on(host: Node, bench: kit.Lab) -> No
     await host.bring(saved)
     assert (host.there.state / "ring").read_bytes() == b"what was shown"
     assert (host.there.state / "cut.json").exists()
-    (committed,) = host.there.asked
-    assert committed["stored"] == {
+    prepared, committed = host.there.asked
+    assert (prepared["do"], committed["do"]) == ("prepare", "commit")
+    assert prepared["stored"] == committed["stored"] == {
         "epoch": 2, "taken": 1, "why": "Recover", "from": "build", "checkpoint": "build-2-k1",
     }  # fmt: skip
     with typist(target) as other:
@@ -268,7 +269,7 @@ async def test_what_the_sidecar_refuses_does_not_run(host: Node, bench: kit.Lab)
     host.there.refusals = {"commit": ["busy", "refused"]}
     with pytest.raises(Refused):
         await host.bring(saved)
-    assert host.there.words == ["commit", "commit"]
+    assert host.there.words == ["prepare", "commit", "commit"]
     await eventually(lambda: target.pids() == [])
     # An agent after that one finds nothing.
     with pytest.raises(Unavailable, match="started anew"):

@@ -95,17 +95,25 @@ class Guard:
         theirs.close()
 
     def run(self) -> int:
-        """Until CRIU is done. The exit status is for the log alone; CRIU's answers went before."""
+        """Until CRIU is done. The exit status is for the log alone; CRIU's answers went before.
+
+        That it has ended its socket may not say: if it was killed, what it had begun to restore has
+        the other end too, and waits for it for ever."""
+        ended = os.pidfd_open(self._inner)
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._agent, selectors.EVENT_READ)
             waiting.register(self._criu, selectors.EVENT_READ)
+            waiting.register(ended, selectors.EVENT_READ)
             while True:
                 ready = {key.fileobj for key, _ in waiting.select()}
                 if self._criu in ready and not self._from_criu():
                     break
+                if ended in ready and self._criu not in ready:
+                    break
                 if self._agent in ready and not self._from_agent():
                     waiting.unregister(self._agent)
                     self._lose_agent()
+        os.close(ended)
         _, status = os.waitpid(self._inner, 0)
         if self._dumping:
             self._freezer.freeze()

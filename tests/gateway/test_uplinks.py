@@ -183,22 +183,30 @@ async def test_who_is_refused_hears_why_and_tries_again(ca: Authority, tmp_path:
         assert await uplinks.wait(KEY, PATIENCE) is not None
 
 
+class Names:
+    """The name service, as it is at the moment."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fault: int | None = None
+        self.asked = 0
+        monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
+
+    def _look_up(self, _host: str, port: int, *_: object, **__: object) -> list[Any]:
+        self.asked += 1
+        if self.fault is not None:
+            raise socket.gaierror(self.fault, "as the test wants it")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+
 async def test_a_gateway_is_found_again_without_the_name_service(
     ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away = False
-
-    def look_up(*_: object, **__: object) -> list[Any]:
-        if away:
-            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    names = Names(monkeypatch)
     async with contextlib.AsyncExitStack() as first:
         uplinks, port = await first.enter_async_context(gateway(ca, tmp_path, verified))
         async with dialling(ca, port, tmp_path, 1, echo) as log:
             assert await uplinks.wait(KEY, PATIENCE) is not None
-            away = True
+            names.fault = socket.EAI_AGAIN
             await first.aclose()
             await until(lambda: any("is not reached" in line for line in log))
             await until(lambda: any("is not known" in line for line in log))
@@ -210,25 +218,16 @@ async def test_a_gateway_is_found_again_without_the_name_service(
 async def test_a_gateway_that_has_gone_for_good_is_not_dialled_for_ever(
     ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone, asked = False, 0
-
-    def look_up(*_: object, **__: object) -> list[Any]:
-        nonlocal asked
-        asked += 1
-        if gone:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    names = Names(monkeypatch)
     async with contextlib.AsyncExitStack() as first:
         uplinks, port = await first.enter_async_context(gateway(ca, tmp_path, verified))
         async with dialling(ca, port, tmp_path, 1, echo) as log:
             assert await uplinks.wait(KEY, PATIENCE) is not None
-            gone = True
+            names.fault = socket.EAI_NONAME
             await first.aclose()
             await until(lambda: any("is not reached" in line for line in log))
-            before = asked
-            await until(lambda: asked > before + 2)
+            before = names.asked
+            await until(lambda: names.asked > before + 2)
             assert sum("is not reached" in line for line in log) == 1
 
 

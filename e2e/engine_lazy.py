@@ -96,7 +96,7 @@ class Stream:
             view = view[count:]
         return True
 
-    def write(self, view: memoryview) -> None:
+    def write(self, view: memoryview, _head: int, _pid: int, _address: int) -> None:
         try:
             self.end_.sendall(view)
         except OSError as error:

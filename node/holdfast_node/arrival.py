@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from holdfast_node import containers, layer, log, pair
+from holdfast_node import ahead, containers, layer, log, pair
 from holdfast_node.containers import Pod
 from holdfast_node.engine import Engine, Restoring
 from holdfast_node.frames import Frames
@@ -87,8 +87,9 @@ class Arrivals:
             return
         async with self._meeting(order, receiver).met(order) as other:
             if memory is Memory.BEFORE:
-                tagger = receiver.keys.tagger(receiver.salt, PART)
-                yield _Streams(before=Frames(other.link, tagger))
+                tagger, room = receiver.keys.tagger(receiver.salt, PART), ahead.room()
+                frames = Frames(other.link, tagger, ahead.Kept(room))
+                yield _Streams(before=frames, room=room)
                 return
             ours, theirs = socket.socketpair()
             carrying = asyncio.create_task(
@@ -142,14 +143,14 @@ class Arrivals:
             landing = Landing(
                 pod, order.session, parts, whole=restoring.whole, committed=receiver.committed
             )
-            await receiver.ready()
-            ahead = asyncio.create_task(_put_ahead(receiver, places))
+            await receiver.ready(streams.room)
+            putting = asyncio.create_task(_put_ahead(receiver, places))
             try:
                 manifest = await receiver.receive(parts)
-                await ahead
+                await putting
             finally:
-                ahead.cancel()
-                await asyncio.wait([ahead])
+                putting.cancel()
+                await asyncio.wait([putting])
             pair.check(manifest, self._expected(order))
             await asyncio.to_thread(landing.put_files, places, ".later")
             await asyncio.to_thread(landing.put_state, manifest.parts)
@@ -195,6 +196,7 @@ class _Streams:
     """As the engine takes them; none, if the memory is in the images."""
 
     before: Frames | None = None
+    room: int = 0  # for what comes before the session stands still
     after: socket.socket | None = None
 
 

@@ -35,8 +35,8 @@ class Stream(Protocol):
     def recv_into(self, view: memoryview) -> int:
         """0: the source has ended. BlockingIOError: nothing has come."""
 
-    def tick(self) -> None:
-        """Called now and then."""
+    def tick(self) -> bool:
+        """Called now and then; True: again at once."""
 
     def patient(self) -> None:
         """From here on it waits for a while."""
@@ -60,8 +60,8 @@ class Plain:
     def recv_into(self, view: memoryview) -> int:
         return self.socket.recv_into(view)
 
-    def tick(self) -> None:
-        return
+    def tick(self) -> bool:
+        return False
 
     def patient(self) -> None:
         self.socket.settimeout(_CLOSE_SECONDS)

@@ -1,10 +1,11 @@
 """A session leaves this node: the source's half of a move.
 
-    dial twice ─ taken as it stands (taking.py), but for the memory ─ serve ─ outcome ─ kill
-                      └─────────────────── on any failure: settle ──────────────────┘
+    dial twice ─ ahead ─ taken as it stands (taking.py), but for the memory ─ serve ─ outcome ─ kill
+                      └─────────────────────── on any failure: settle ──────────────────────┘
 
 Its memory stays here, frozen, and goes from there straight into the processes of the target, which
-asks for it. With post-copy the session runs there meanwhile:
+asks for it; what was sent ahead, while the session ran, and has not changed is only named. With
+post-copy the session runs there meanwhile:
 
     dial twice ─ taken, but for the memory ─ serve ─────────────── all came ─ kill
                                                └ sent ─ outcome ─┘
@@ -17,10 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from holdfast_node import containers, log
 from holdfast_node.containers import Pod
@@ -29,10 +32,14 @@ from holdfast_node.freezer import descendants
 from holdfast_node.lazy import PagesLost
 from holdfast_node.order import Left, Move, Phase
 from holdfast_node.pages import Asked
+from holdfast_node.progress import memory_of
 from holdfast_node.taking import Gone, Taking
 from holdfast_node.transfer import Sender
 
 Report = Callable[..., Awaitable[object]]
+# With less memory a session stands still for no longer than every move takes.
+LEAST: Final = 64 << 20
+AHEAD_SECONDS: Final = 120.0
 
 
 class Departure:
@@ -61,6 +68,8 @@ class Departure:
         left = await self._go(sender, taking, pod, pages)
         if spared := sender.packer.saved + (0 if pages is None else pages.packer.saved):
             log.info("packed", order=self._order.name, bytes_spared=spared)
+        if pages is not None and pages.known:
+            log.info("known", order=self._order.name, bytes_spared=pages.known)
         if taking.cage is not None:
             await asyncio.to_thread(taking.cage.kill)
         return left
@@ -88,15 +97,31 @@ class Departure:
         self, sender: Sender, taking: Taking, pod: Pod, dumping: Dumping, pages: Asked | None
     ) -> None:
         await taking.ahead(pod)
-        sender.progress.expect(descendants(pod.hold))
-        await self._report(phase=Phase.DUMPING, expected=sender.progress.expected)
         await sender.ready()
         if pages is not None:
             pages.packer.allowed = sender.packer.allowed  # it goes to the same agent
+            await self._ahead(sender, pod, pages)
+        sender.progress.expect(descendants(pod.hold))
+        await self._report(phase=Phase.DUMPING, expected=sender.progress.expected)
         how = {"follows": True} if self._order.post_copy else {}
         await taking.stop(pod, to=self._order.target_pod, **how)
         async with taking.in_time():
             await taking.take(pod, dumping)
+
+    async def _ahead(self, sender: Sender, pod: Pod, pages: Asked) -> None:
+        """What of its memory is worth it goes while it runs. Not with post-copy, whose freeze does
+        not wait for it, nor from a pod that goes: there is no time to lose."""
+        size = sum(map(memory_of, descendants(pod.hold)))
+        hurried = self._order.post_copy or self._order.until is not None
+        if hurried or size < LEAST or not sender.room:
+            return
+        sender.progress.expect(descendants(pod.hold))
+        await self._report(phase=Phase.PENDING, expected=sender.progress.expected)
+        began = time.monotonic()
+        work = partial(self._engine.send_ahead, pod.hold, pages, sender.room, AHEAD_SECONDS)
+        sent = await pages.run(work)
+        took = round(time.monotonic() - began, 3)
+        log.info("ahead", order=self._order.name, bytes=sent, seconds=took)
 
     async def _arrival(self, sender: Sender, taking: Taking) -> Left:
         """It runs there."""

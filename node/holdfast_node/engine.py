@@ -25,7 +25,18 @@ from pathlib import Path
 
 from holdfast_wire.errors import HoldfastError, Internal, Unavailable
 
-from . import asking, connections, containers, criu_rpc, devtty, failure, freezer, lazy, memory_due
+from . import (
+    ahead,
+    asking,
+    connections,
+    containers,
+    criu_rpc,
+    devtty,
+    failure,
+    freezer,
+    lazy,
+    memory_due,
+)
 from .containers import Terminal
 from .criu_rpc import Answer, Kind
 from .entering import Entered, Place, enter
@@ -206,6 +217,10 @@ class Engine:
             await asyncio.to_thread(self.freezer(hold).gather, keeper)
             await criu_rpc.ready(entered)
             yield Dumping(entered, keeper, images, self._notes, lazy)
+
+    def send_ahead(self, hold: int, taker: ahead.Taker, room: int, seconds: float) -> int:
+        """Gives the target memory of the tree that is about to be dumped, and runs. Blocks."""
+        return ahead.send(taker, self.freezer(hold), room, time.monotonic() + seconds)
 
     def serve(self, hold: int, stream: lazy.Stream) -> int:
         """After a lazy dump: gives the target what it asks for of the frozen tree's memory, and

@@ -1,7 +1,8 @@
 """Bytes in both directions over one link, for a thread that must not wait for either alone, in
 frames as on any link (link.py):
 
-    DATA|PACKED...  END  (each side its own)      TICK, if there is nothing to say
+    DATA|PACKED|KNOWN...  END  (each side its own)      TICK, if there is nothing to say
+    AHEAD DATA|PACKED...  (before all that; these bytes are put aside)
 
 `tagger`: what comes must be whole, and the other side's END says the tag that it must have.
 """
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from holdfast_wire.errors import BadRequest, from_json
 
+from .ahead import Kept
 from .link import CHUNK, SILENCE, TICK, Frame, Link, LinkLost, as_json, frame_head
 from .packing import unpacked
 from .pair import Fault, Part, Unfit
@@ -30,8 +32,12 @@ def last_word(size: int, tagger: Poly1305 | None) -> dict[str, Any]:
 
 
 class Frames:
-    def __init__(self, link: Link, tagger: Poly1305 | None = None) -> None:
+    def __init__(
+        self, link: Link, tagger: Poly1305 | None = None, kept: Kept | None = None
+    ) -> None:
+        """`kept`: for memory that comes ahead, if that is allowed."""
         self._link, self._tagger = link, tagger
+        self._kept = Kept(0) if kept is None else kept
         link.unblock()
         room = memoryview(bytearray(_HEAD + CHUNK))
         self._room, self._out = room, room[:0]  # the frame that is being sent
@@ -42,6 +48,7 @@ class Frames:
         self._unpacked = _NOTHING  # what of a packed frame was not taken yet
         self._size = 0  # of all that came
         self._said = self._heard = time.monotonic()
+        self._aside = False  # something came ahead
         self.ended = False  # the other side has
 
     def fileno(self) -> int:
@@ -75,8 +82,10 @@ class Frames:
             self._said = time.monotonic()
         return count > 0
 
-    def tick(self) -> None:
-        """Now and then. LinkLost: nothing has been heard for too long."""
+    def tick(self) -> bool:
+        """Now and then. LinkLost: nothing has been heard for too long. True: something came ahead,
+        and there may be more at once."""
+        self._aside = False
         self.read(_NOTHING)
         now = time.monotonic()
         if not self._out and now - self._said > TICK:
@@ -84,6 +93,7 @@ class Frames:
         self.flush()
         if now - self._heard > SILENCE:
             raise LinkLost(f"nothing from the other agent for {SILENCE:.0f} s")
+        return self._aside
 
     def deaf(self) -> None:
         """It is not listened to just now, so its silence says nothing."""
@@ -94,6 +104,8 @@ class Frames:
     def read(self, view: memoryview) -> int:
         """How many bytes came; 0: none now or, if it has ended, ever."""
         while not self.ended:
+            if self._kept.due and self._put_aside():
+                return 0  # there may be other things to do than to take what comes ahead
             if self._unpacked:
                 return self._give(view)
             if self._kind is Frame.DATA and self._rest:
@@ -105,11 +117,28 @@ class Frames:
     def _give(self, view: memoryview) -> int:
         if not view:
             return 0
+        count = self._move(view)
+        self._took(view[:count])
+        return count
+
+    def _move(self, view: memoryview) -> int:
         count = min(len(view), len(self._unpacked))
         view[:count] = self._unpacked[:count]
         self._unpacked = self._unpacked[count:]
-        self._took(view[:count])
         return count
+
+    def _put_aside(self) -> bool:
+        """What came of what is due ahead. False: none, and a frame is to be read first."""
+        due, count = self._kept.due, 0
+        if self._unpacked:
+            count = self._move(due)
+        elif self._kind is Frame.DATA and self._rest:
+            count = self._read(due)
+        else:
+            return False
+        self._aside = count > 0
+        self._kept.came(count)
+        return True
 
     def _took(self, view: memoryview) -> None:
         self._size += len(view)
@@ -117,6 +146,12 @@ class Frames:
             self._tagger.update(view)
 
     def _data(self, view: memoryview) -> int:
+        count = self._read(view)
+        if count:
+            self._took(view[:count])
+        return count
+
+    def _read(self, view: memoryview) -> int:
         """A record at a time, but all that there is."""
         wanted, count = min(self._rest, len(view)), 0
         while count < wanted and (more := self._link.try_read(view[count:wanted])):
@@ -124,7 +159,6 @@ class Frames:
         if count:
             self._heard = time.monotonic()
             self._rest -= count
-            self._took(view[:count])
         return count
 
     def _other(self) -> bool:
@@ -157,6 +191,10 @@ class Frames:
             self.ended = True
         elif self._kind is Frame.PACKED:
             self._unpacked = unpacked(body)
+        elif self._kind is Frame.AHEAD:
+            self._kept.expect(body)
+        elif self._kind is Frame.KNOWN:
+            self._unpacked = self._kept.take(body)
         elif self._kind is not Frame.TICK:
             raise BadRequest(f"the other agent sent {self._kind.name} out of turn")
 
@@ -173,7 +211,11 @@ class Frames:
         return count
 
     def recv_into(self, view: memoryview) -> int:
-        count = self.read(view)
+        self._aside = True
+        count = 0
+        while self._aside and not count:  # of what came ahead there may be a rest
+            self._aside = False
+            count = self.read(view)
         if not count and not self.ended:
             raise BlockingIOError
         return count

@@ -57,8 +57,9 @@ class Stream(Protocol):
     def read(self, view: memoryview) -> bool:
         """Fills it. False: the target has ended its side."""
 
-    def write(self, view: memoryview) -> None:
-        """At most STEP and a message's head."""
+    def write(self, view: memoryview, head: int, pid: int, address: int) -> None:
+        """At most STEP and a message's head: that is as long as `head` says. Then pages of that
+        process, from that address on."""
 
     def end(self) -> None:
         """Nothing will be asked for any more."""
@@ -77,17 +78,22 @@ def serve(stream: Stream, cage: Freezer) -> int:
                 return served
             if pid not in memory or not 0 < size <= asking.CHUNK or (address | size) % PAGE:
                 raise PagesLost("the target asked for something that is no page")
-            _answer(stream, cage, memory[pid], address, size, buffer)
+            _answer(stream, cage, (memory[pid], pid), address, size, buffer)
             served += size
     raise PagesLost("the target left before it had all pages")
 
 
 def _answer(
-    stream: Stream, cage: Freezer, memory: int, address: int, size: int, buffer: memoryview
+    stream: Stream,
+    cage: Freezer,
+    process: tuple[int, int],
+    address: int,
+    size: int,
+    buffer: memoryview,
 ) -> None:
     """What is asked, again, and then the bytes. In steps that stay in a core's cache; the last one
     goes only if the tree was frozen up to then."""
-    head = asking.MESSAGE.size
+    head, (memory, pid) = asking.MESSAGE.size, process
     for at in range(0, size, STEP):
         step = min(STEP, size - at)
         try:
@@ -96,7 +102,8 @@ def _answer(
             raise PagesLost(f"pages could not be read: {error}") from error
         if count != step or (at + step == size and not cage.frozen()):
             raise PagesLost("the session is not as it was dumped any more")
-        stream.write(buffer[0 if at == 0 else head : head + step])
+        first = 0 if at == 0 else head
+        stream.write(buffer[first : head + step], head - first, pid, address + at)
 
 
 def _memory(cage: Freezer, opened: contextlib.ExitStack) -> dict[int, int]:

@@ -53,6 +53,8 @@ class Frame(IntEnum):
     ZEROS = 12  # of a part: as DATA, CHUNK of them
     READY = 13  # nothing has to be made any more before what was dumped can be restored
     PACKED = 14  # of a part: as DATA, packed (packing.py)
+    AHEAD = 15  # of memory: where the bytes that come next belong (ahead.py)
+    KNOWN = 16  # of memory: as DATA, which came before as AHEAD
 
 
 _KINDS: Final = frozenset(Frame)

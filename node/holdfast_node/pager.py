@@ -133,7 +133,8 @@ class Pager:
             self._follow(restorer)
 
     def _follow(self, restorer: socket.socket) -> None:
-        self._waiting.register(self._source.stream, selectors.EVENT_READ)
+        if self._runs is not None:
+            self._waiting.register(self._source.stream, selectors.EVENT_READ)
         self._waiting.register(restorer, selectors.EVENT_READ)
         while not (self._restored and not self._spaces):
             ready = self._waiting.select(_LOOK_SECONDS)
@@ -155,22 +156,26 @@ class Pager:
     def _meet(self) -> socket.socket:
         self._waiting.register(self._orders.agent, selectors.EVENT_READ)
         self._waiting.register(self._listening, selectors.EVENT_READ)
+        if self._runs is None:  # memory may come ahead
+            self._waiting.register(self._source.stream, selectors.EVENT_READ)
+        more = False
         while all(
-            key.fileobj is not self._listening for key, _ in self._waiting.select(_LOOK_SECONDS)
+            key.fileobj is not self._listening
+            for key, _ in self._waiting.select(0 if more else _LOOK_SECONDS)
         ):
             if not self._from_agent():
                 raise Broken("the agent has left")
-            self._source.stream.tick()
+            more = self._source.stream.tick()
         self._waiting.unregister(self._listening)
         restorer, _ = self._listening.accept()
         self._listening.close()
-        found = self._dumped
-        for pid, start, size, wiped in ENTRY.iter_unpack(_read(self._orders.images, MISSING)):
+        told = Path(f"/proc/self/fd/{self._orders.images}", MISSING).read_bytes()
+        for pid, start, size, wiped in ENTRY.iter_unpack(told):
             if wiped:
                 self._wiped.append((pid, start, start + size))
             else:
-                found.setdefault(pid, []).append((start, start + size))
-        self._unasked = {pid: Ranges(ranges) for pid, ranges in found.items()}
+                self._dumped.setdefault(pid, []).append((start, start + size))
+        self._unasked = {pid: Ranges(ranges) for pid, ranges in self._dumped.items()}
         piece = CHUNK if self._runs is None else _PIECE
         self._turn.extend(in_turn(self._unasked, piece, CHUNK))
         return restorer
@@ -463,11 +468,6 @@ def _fork_sharing() -> int:
 
 def _name(name: str) -> None:
     _libc.prctl(_PR_SET_NAME, name.encode())
-
-
-def _read(folder: int, name: str) -> bytes:
-    with os.fdopen(os.open(name, os.O_RDONLY, dir_fd=folder), "rb") as file:
-        return file.read()
 
 
 def listen(images: int) -> socket.socket:

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from holdfast_wire.errors import BadRequest, HoldfastError, from_json
 
+from .ahead import PLACE, Early, joined
 from .frames import Frames, last_word
 from .link import CHUNK, SILENCE, TICK, Frame, Link, LinkLost, as_json
 from .packing import Packer
@@ -124,20 +125,25 @@ class Asked:
         self._link, self._worker, self._tagger = link, worker, tagger
         self._progress = progress
         self.packer = Packer(link.send, link.held_by_receiver)
+        self.early = Early()
+        self.known = 0  # bytes that the target had already when they were asked for
         self._rest = 0  # of the frame that is being read
         self._size = 0  # of all answers
-        self._heard = 0.0
-        self._running = False
+        self._heard = self._said = 0.0
+        self._running = self._ended = False
 
     async def run(self, work: Callable[[], T]) -> T:
         self._running = True
-        return await to_its_end(work, self._link.interrupt, self._worker)
+        try:
+            return await to_its_end(work, self._link.interrupt, self._worker)
+        finally:
+            self._running = False
 
     async def ticking(self) -> None:
-        """Until something runs, which says for itself that we are there."""
-        while not self._running:
+        """While nothing runs, which would say for itself that we are there."""
+        while not self._ended:
             await asyncio.sleep(TICK)
-            if not self._running:
+            if not self._running and not self._ended:
                 try:
                     await to_its_end(self._tick, self._link.interrupt, self._worker)
                 except HoldfastError:
@@ -154,16 +160,38 @@ class Asked:
             view = view[count:]
         return True
 
-    def write(self, view: memoryview) -> None:
-        """At most CHUNK."""
+    def send_ahead(self, pid: int, address: int, view: memoryview) -> None:
+        """Whole pieces of a process that runs. At most CHUNK."""
+        self._link.send(Frame.AHEAD, PLACE.pack(pid, address, len(view)))
+        self.packer.send(view)
+        self._progress.early += len(view)
+        self._said = time.monotonic()
+
+    def still_there(self) -> None:
+        """Now and then, if nothing is sent."""
+        if time.monotonic() - self._said > TICK:
+            self._said = time.monotonic()
+            self._tick()
+
+    def write(self, view: memoryview, head: int = 0, pid: int = 0, address: int = 0) -> None:
+        """At most CHUNK: after the first `head` bytes pages of the frozen tree, from there."""
         if self._tagger is not None:
             self._tagger.update(view)
         self._size += len(view)
-        self.packer.send(view)
+        sent = 0
+        for start, end in joined(self.early.same(pid, address, view[head:])):
+            if sent < head + start:
+                self.packer.send(view[sent : head + start])
+            self._link.send(Frame.KNOWN, PLACE.pack(pid, address + start, end - start))
+            self.known += end - start
+            sent = head + end
+        if sent < len(view):
+            self.packer.send(view[sent:])
         self._progress.memory = self._size
 
     def end(self) -> None:
         """The target has all of it, and hears what it must be."""
+        self._ended = True
         self._link.send_json(Frame.END, last_word(self._size, self._tagger))
         self._link.drain()
 

@@ -26,7 +26,7 @@ from holdfast_wire.errors import (
     from_json,
 )
 
-from . import log, packing
+from . import ahead, log, packing
 from .link import CHUNK, TICK, VERSION, Frame, Link, LinkLost, answer, as_json
 from .pair import (
     SALT,
@@ -99,9 +99,11 @@ class Receiver:
         but what it belongs to is known only when `receive` returns."""
         return self._arrived.setdefault(part, self._loop.create_future())
 
-    async def ready(self) -> None:
-        """The sender, which waits for that, may stop the session. Before `receive`."""
-        await self.run(lambda: self.link.send_json(Frame.READY, packing.offer()))
+    async def ready(self, room: int = 0) -> None:
+        """The sender, which waits for that, may stop the session. Before `receive`. `room`: bytes
+        of memory that may come while it still runs."""
+        offer = {**packing.offer(), ahead.ROOM: room}
+        await self.run(lambda: self.link.send_json(Frame.READY, offer))
 
     async def committed(self) -> None:
         await self._say(Frame.COMMITTED, b"")

@@ -5,7 +5,8 @@ afterwards is the Lease, never what either agent believes.
     sender     HELLO  BEGIN DATA|PACKED|ZEROS... END  (parts may overlap)  MANIFEST
     receiver   READY  PROGRESS...  RECEIVED  TICK...  COMMITTED | FAILED
 
-READY says what the receiver can unpack (packing.py). A session that moves is not stopped before.
+READY says what the receiver can unpack (packing.py), and keep of memory that comes before it has a
+place (ahead.py). A session that moves is not stopped before.
 
 The work is done by one thread for each connection; memory is bounded by one chunk for each.
 """
@@ -31,7 +32,7 @@ from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from holdfast_wire.errors import HoldfastError, Internal, from_json
 
-from . import packing
+from . import ahead, packing
 from .link import CHUNK, TICK, VERSION, Frame, Link, LinkLost, as_json, dial
 from .packing import Packer
 from .pair import SALT, Facts, Keys, Manifest, Part, check_part
@@ -74,6 +75,7 @@ class Sender:
         self.parts: dict[str, Part] = {}
         self._names: set[str] = set()
         self.packer = Packer(self._send, link.held_by_receiver)
+        self.room = 0  # bytes of memory that the receiver can keep before they have a place
         self.progress = Progress()
 
     @property
@@ -190,7 +192,10 @@ class Sender:
         if kind == Frame.PROGRESS:
             self.progress.taken = int(as_json(body).get("bytes", 0))
         if kind == Frame.READY and body:  # of an agent of an older version it has none
-            self.packer.allowed = packing.accepted(as_json(body))
+            said = as_json(body)
+            self.packer.allowed = packing.accepted(said)
+            room = said.get(ahead.ROOM)
+            self.room = room if isinstance(room, int) else 0
         self._received = self._received or kind == Frame.RECEIVED
         self._ready = self._ready or kind == Frame.READY
         return kind

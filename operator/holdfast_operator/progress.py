@@ -18,7 +18,7 @@ _MIB: Final = 1 << 20
 
 class Step(StrEnum):
     PREPARING = "Preparing"  # a pod is ready; the agents begin
-    COPYING = "Copying"  # its files, while it runs
+    COPYING = "Copying"  # its files and memory, while it runs
     FROZEN = "Frozen"  # it stands still, and all else is copied
     FOLLOWING = "Following"  # it runs there, and its memory comes after it
 

@@ -251,12 +251,29 @@ async def test_a_source_that_is_not_asked_yet_says_that_it_is_there(
     ticking = asyncio.create_task(source.ticking())
     assert (await asyncio.to_thread(links[1].head))[0] is Frame.TICK
     hearing = asyncio.create_task(source.run(lambda: source.read(memoryview(bytearray(1)))))
-    await ticking
     for _ in range(3):
         assert (await asyncio.to_thread(links[1].head))[0] is Frame.TICK
     links[1].send_json(Frame.FAILED, NotFound("no memory is to come by this").to_json())
     with pytest.raises(NotFound, match="no memory"):
         await hearing
+    ticking.cancel()
+    await asyncio.wait([ticking])
+
+
+async def test_between_two_works_a_source_is_still_there(
+    links: Pair, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "TICK", 0.01)
+    source = asked(links[0], pool)
+    ticking = asyncio.create_task(source.ticking())
+    await source.run(lambda: None)
+    assert (await asyncio.to_thread(links[1].head))[0] is Frame.TICK
+    links[1].send(Frame.END)
+    drained = asyncio.create_task(asyncio.to_thread(links[1].drain))
+    await source.run(source.end)
+    await ticking
+    links[0].interrupt()
+    await drained
 
 
 def test_a_target_that_says_nothing_is_gone(

@@ -15,7 +15,7 @@ from e2e.engine_lazy import Late, heap, lazily, pagers
 from e2e.engine_pods import POD_A, POD_B, Pods, typist
 from e2e.engine_session import Session, bench, engine, eventually, node, tidy
 from e2e.test_keep_agents import MOVE, Cluster, cluster, keys, pods
-from holdfast_node import freezer, memory_due, pages
+from holdfast_node import departure, freezer, memory_due, pages
 from holdfast_node.engine import Engine
 from holdfast_node.progress import Progress
 from holdfast_wire.errors import HoldfastError
@@ -109,17 +109,22 @@ def dead(container: kit.Container) -> bool:
 async def test_all_memory_comes_before_it_runs(
     cluster: Cluster, bench: kit.Lab, pods: Pods, can: bool
 ) -> None:
-    """From process to process or, where a node cannot, in files."""
+    """From process to process, and most of it before it stands still; or, where a node cannot, in
+    files."""
     session, digest, target = big(bench, pods)
-    api, by_then = cluster.api, list[int]()
+    api, ahead, by_then = cluster.api, list[int](), list[int]()
     async with cluster.agent("a"), cluster.agent("b"), wired(cluster) as wire:
         if not can:
             api.objects["nodes", "", "b"]["metadata"]["annotations"][MEMORY] = "Copy"
+        pods.here.seen = {"park": lambda: ahead.extend(wire.carried)}
         pods.there.seen = {"commit": lambda: by_then.extend(wire.carried)}
         api.put("build-2-1", "a", COPIED)
         moved = await api.over("build-2-1")
         assert moved["phase"] == "Complete", moved
         assert len(by_then) == 1 + can
+        if can:
+            assert ahead[1] > SIZE << 20
+            assert by_then[1] - ahead[1] < 4 << 20, "what has not changed was sent again"
         assert by_then[-1] > SIZE << 20
         assert SIZE << 20 < moved["sizeBytes"] < SIZE << 21
         await eventually(lambda: dead(session.container))
@@ -132,11 +137,21 @@ async def test_all_memory_comes_before_it_runs(
 
 
 @pytest.mark.parametrize("connection", [0, 1])
+@pytest.mark.parametrize("ahead", [True, False])
 async def test_a_link_that_is_lost_before_all_memory_came_costs_nothing(
-    cluster: Cluster, bench: kit.Lab, pods: Pods, connection: int
+    cluster: Cluster,
+    bench: kit.Lab,
+    pods: Pods,
+    monkeypatch: pytest.MonkeyPatch,
+    connection: int,
+    ahead: bool,
 ) -> None:
+    """While it still runs, or when it stands still."""
     session, digest, target = big(bench, pods)
+    if not ahead:
+        monkeypatch.setattr(departure, "LEAST", 1 << 40)
     async with cluster.agent("a"), cluster.agent("b"), wired(cluster) as wire:
+        wire.delay = 0.002 if ahead else 0.0
         pods.here.seen = {"seal": lambda: setattr(wire, "delay", 0.002)}
         cluster.api.put("build-2-1", "a", COPIED)
         await eventually(lambda: len(wire.carried) > 1 and wire.carried[1] > SIZE << 18)
@@ -144,7 +159,7 @@ async def test_a_link_that_is_lost_before_all_memory_came_costs_nothing(
         assert (await cluster.api.over("build-2-1"))["phase"] == "Failed"
         await eventually(lambda: dead(target) and pagers() == [])
     assert "commit" not in pods.there.words
-    assert pods.here.words[-1] == "unpark"
+    assert pods.here.words == [] if ahead else pods.here.words[-1] == "unpark"
     session.typist.type("\n")
     assert session.typist.until("again=" + digest, 60)
 

@@ -101,6 +101,7 @@ class Departure:
         if pages is not None:
             pages.packer.allowed = sender.packer.allowed  # it goes to the same agent
             await self._ahead(sender, pod, pages)
+        sender.progress.early = 0  # all of it is looked at once more
         sender.progress.expect(descendants(pod.hold))
         await self._report(phase=Phase.DUMPING, expected=sender.progress.expected)
         how = {"follows": True} if self._order.post_copy else {}

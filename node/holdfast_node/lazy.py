@@ -31,13 +31,14 @@ from typing import Final, Protocol
 
 from holdfast_wire.errors import HoldfastError, Permanent
 
-from . import asking, containers, criu_rpc, entering, freezer, pager
+from . import ahead, asking, containers, criu_rpc, entering, freezer, pager
+from .ahead import PIECE
 from .entering import Place
 from .freezer import Freezer
 from .pager import Pager
 from .uffd import PAGE
 
-STEP: Final = (252 << 10) & -PAGE  # with a message's head it is less than a link's chunk
+STEP: Final = ahead.STEP  # with a message's head it is less than a link's chunk
 
 
 class PagesLost(Permanent):
@@ -94,8 +95,9 @@ def _answer(
     """What is asked, again, and then the bytes. In steps that stay in a core's cache; the last one
     goes only if the tree was frozen up to then."""
     head, (memory, pid) = asking.MESSAGE.size, process
-    for at in range(0, size, STEP):
-        step = min(STEP, size - at)
+    at = 0
+    while at < size:
+        step = min(STEP - (address + at) % PIECE, size - at)  # what was sent ahead is not split
         try:
             count = os.preadv(memory, [buffer[head : head + step]], address + at)
         except OSError as error:
@@ -104,6 +106,7 @@ def _answer(
             raise PagesLost("the session is not as it was dumped any more")
         first = 0 if at == 0 else head
         stream.write(buffer[first : head + step], head - first, pid, address + at)
+        at += step
 
 
 def _memory(cage: Freezer, opened: contextlib.ExitStack) -> dict[int, int]:

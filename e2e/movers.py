@@ -74,14 +74,23 @@ def shared(*, at: str = "/shared") -> dict[str, Any]:
     }
 
 
-def walking(lab: Lab, name: str, every: float = 0.05, grace: int = 10, **options: Any) -> Session:
-    """A session that counts through its moves; `check` is its oracle."""
+def walking(
+    lab: Lab,
+    name: str,
+    every: float = 0.05,
+    grace: int = 10,
+    ballast: int = 0,
+    **options: Any,
+) -> Session:
+    """A session that counts through its moves; `check` is its oracle. `ballast`: MiB of memory that
+    it has and does nothing with."""
     (SHARED / name).unlink(missing_ok=True)
     given = shared()
     given["pod"]["terminationGracePeriodSeconds"] = grace
     session = lab.session(
-        name, "python3", "-c", WALKER, f"/shared/{name}", str(every), **given, **options
-    )
+        name, "python3", "-c", f"import os; ballast = os.urandom({ballast} << 20)\n{WALKER}",
+        f"/shared/{name}", str(every), **given, **options,
+    )  # fmt: skip
     until(lambda: len(session.marks()) > 3, f"{name} counts")
     return session
 

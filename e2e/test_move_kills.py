@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from e2e.cluster import faults
 from e2e.lab import OPERATOR, OPERATOR_NAMESPACE, Lab, Session, sidecar_pid, until
 from e2e.movers import (
     Moments,
@@ -21,6 +22,7 @@ from e2e.movers import (
     check,
     checkpoint,
     kill,
+    longest_gap,
     operator_pid,
     other,
     passed,  # noqa: F401 - a fixture
@@ -32,6 +34,7 @@ from e2e.movers import (
 # A part that was killed is started anew by the kubelet, and what it left is settled; then the move
 # is tried again, a little later each time.
 SETTLED_WITHIN = 120.0
+SLOW_MBIT = 100
 
 
 pytestmark = [pytest.mark.long, pytest.mark.faults(18)]
@@ -91,6 +94,31 @@ def test_an_agent_is_killed(lab: Lab, side: str, step: str) -> None:
         ask(session)
         moments.wait(step)
         kill(pid)
+    settled(session)
+    await_agents(lab)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_an_agent_is_killed_while_memory_goes_ahead(lab: Lab, side: str) -> None:
+    """The session runs all the while, and never stood still for that."""
+    session = walking(lab, f"ahead-{side}", ballast=96)
+    nodes = {"source": session.node, "target": other(session.node)}
+    fresh_agents(lab, nodes[side])
+    pid = agent_pid(lab, nodes[side])
+
+    def under_way() -> bool:
+        told = checkpoint(session).get("status") or {}
+        return told.get("phase") == "Pending" and told.get("sentBytes", 0) > 4 << 20
+
+    with faults.slow(session.node, SLOW_MBIT):
+        ask(session)
+        until(under_way, "its memory goes ahead")
+        kill(pid)
+        # Longer than any tick, and shorter than what a freeze of that size would take here.
+        marks = session.marks()
+        until(lambda: len(session.marks()) > len(marks) + 40, "it runs on")
+        assert longest_gap(session.marks()) < 1
     settled(session)
     await_agents(lab)
 

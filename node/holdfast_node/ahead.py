@@ -43,6 +43,9 @@ ROOM: Final = "ahead"  # in the body of READY: bytes that the target can keep
 STEP: Final = (CHUNK - 1) // PIECE * PIECE  # at once
 # Of what the node has to spare. The session itself needs as much again when it arrives.
 _SHARE: Final = 4
+_RESERVED: Final = 64 << 30  # bytes; a larger mapping is hardly used, and takes long to look through
+    64 << 30
+)  # a mapping that is larger is a sanitizer's: to look through it takes long
 _SCAN: Final = 1 << 16  # pages of a mapping that are looked at in one go
 # The last byte of an entry of /proc/PID/pagemap: present, swapped, of a file or shared.
 _PRESENT, _SWAPPED, _SHARED = 0x80, 0x40, 0x20
@@ -264,8 +267,9 @@ def _private(pid: int) -> Iterator[Span]:
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         place, rights, _offset, _device, inode, *name = line.split(maxsplit=5)
         if rights[0] == "r" and rights[3] == "p" and inode == "0" and name not in _KERNELS:
-            start, _, end = place.partition("-")
-            yield int(start, 16), int(end, 16)
+            start, end = (int(one, 16) for one in place.split("-"))
+            if end - start <= _RESERVED:
+                yield start, end
 
 
 def _present(pagemap: int, start: int, end: int) -> Iterator[Span]:

@@ -116,8 +116,7 @@ class Departure:
         hurried = self._order.post_copy or self._order.until is not None
         if hurried or size < LEAST or not sender.room:
             return
-        sender.progress.expect(descendants(pod.hold))
-        await self._report(phase=Phase.PENDING, expected=sender.progress.expected)
+        await self._report(phase=Phase.PENDING, expected=sender.progress.sent + size)
         began = time.monotonic()
         work = partial(self._engine.send_ahead, pod.hold, pages, sender.room, AHEAD_SECONDS)
         sent = await pages.run(work)

@@ -22,7 +22,7 @@ class Progress:
 
     sent: int = 0  # bytes of parts
     taken: int = 0  # of these, by the receiver's last word
-    early: int = 0  # bytes of memory that went while the session ran
+    early: int = 0  # bytes of memory that went while the session ran; 0 when it stands still
     memory: int = 0  # bytes that went from process to process
     expected: int = 0  # about how many it will be in all; 0: not known yet
     since: float = 0.0  # when that was known: just before the freeze
@@ -33,7 +33,7 @@ class Progress:
 
     def expect(self, pids: Iterable[int]) -> None:
         """What these processes have now, and what went before."""
-        self.expected = self.sent + self.early + sum(map(memory_of, pids))
+        self.expected = self.sent + sum(map(memory_of, pids))
         self.since = time.monotonic()
 
 

@@ -43,9 +43,7 @@ ROOM: Final = "ahead"  # in the body of READY: bytes that the target can keep
 STEP: Final = (CHUNK - 1) // PIECE * PIECE  # at once
 # Of what the node has to spare. The session itself needs as much again when it arrives.
 _SHARE: Final = 4
-_RESERVED: Final = 64 << 30  # bytes; a larger mapping is hardly used, and takes long to look through
-    64 << 30
-)  # a mapping that is larger is a sanitizer's: to look through it takes long
+_RESERVED: Final = 64 << 30  # a larger mapping is hardly used, and takes long to look through
 _SCAN: Final = 1 << 16  # pages of a mapping that are looked at in one go
 # The last byte of an entry of /proc/PID/pagemap: present, swapped, of a file or shared.
 _PRESENT, _SWAPPED, _SHARED = 0x80, 0x40, 0x20

@@ -108,8 +108,7 @@ import hashlib, os, select, sys
 noise, heap, turned = bytearray(os.urandom(96 << 20)), [[n, str(n)] for n in range(800_000)], 0
 def tag():
     at = turned % len(noise)
-    whole = hashlib.sha256(memoryview(noise)[len(noise) - at:])
-    whole.update(memoryview(noise)[:len(noise) - at])
+    whole = hashlib.sha256(noise[at:] + noise[:at])
     whole.update(repr(heap).encode())
     return whole.hexdigest()
 before, busy = tag(), sys.argv[1] == "busy"

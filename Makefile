@@ -74,6 +74,7 @@ lint: setup ## style, types, layers, sizes
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/check_sizes.py
+	@$(BIN)/python scripts/check_paths.py
 	@$(BIN)/python scripts/chart_crds.py --check
 	@$(BIN)/helm lint --strict --quiet charts/holdfast
 

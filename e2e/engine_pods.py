@@ -22,6 +22,7 @@ from holdfast_wire.errors import NotFound
 
 POD_A: Final = "0f6b1c34-5e2d-4b6f-9a8e-1234567890aa"
 POD_B: Final = "0f6b1c34-5e2d-4b6f-9a8e-1234567890bb"
+_OWN: Final = ("session", "namespace", "epoch")  # whom it is meant for
 _ROOTED: Final = "import os, sys; os.chroot(sys.argv[1]); print(flush=True); sys.stdin.read()"
 
 
@@ -50,7 +51,7 @@ class Sidecar:
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         body = json.loads(await reader.readline())
-        self.asked.append(body)
+        self.asked.append({key: body[key] for key in body if key not in _OWN})
         answer = self._answer(body["do"])
         writer.write(json.dumps(answer).encode() + b"\n")
         await writer.drain()

@@ -94,9 +94,7 @@ class Target:
         assert [_run_time(pid) for pid in tree] == before
         self.cut = restored.cut
         self.typist = kit.Typist(restored.terminal.master)
-        left = terminal.put(
-            self.container.root / restored.terminal.path[1:], self.typist.master, self.typed
-        )
+        left = terminal.put(self.typist.master, self.typed)
         assert left == b""
         if self.refuse:
             raise Refusal
@@ -130,7 +128,7 @@ async def move(
         async with engine.dumping(hold, images) as dumping:
             cage = await engine.freeze(hold)
             if take:
-                target.typed = await asyncio.to_thread(terminal.take, session.slave())
+                target.typed = await asyncio.to_thread(terminal.take, session.typist.master)
             await dumping.dump()
         await restoring.restore(target.held)
     cage.kill()

@@ -29,6 +29,7 @@ from holdfast_node import containers, freezer, terminal
 from holdfast_node.engine import Engine
 from holdfast_node.failure import DumpFailed
 from holdfast_node.preflight import Preflight
+from holdfast_wire.errors import NotFound
 
 __all__ = ["bench", "engine", "node", "tidy"]  # fixtures; `tidy` stands in for the cluster's
 
@@ -167,8 +168,8 @@ async def test_an_abandoned_move_is_not_noticed(bench: kit.Lab, engine: Engine) 
         session.typist.type("ha")
         session.typist.until("name? ha")
         async with dumped(engine, session, bench.images()) as cage:
-            taken = terminal.take(session.slave())
-            assert terminal.put(session.slave(), session.typist.master, taken) == b""
+            taken = terminal.take(session.typist.master)
+            assert terminal.put(session.typist.master, taken) == b""
             cage.thaw()
         session.typist.type("lf\n")
         session.typist.type("echo got=$x; echo hello >&5; jobs; echo al''l\n")
@@ -255,6 +256,9 @@ async def test_a_session_is_found_by_its_pod(bench: kit.Lab, engine: Engine) -> 
     session = Session(bench.container(f"pod{uid}"))
     session.typist.type("set +m; (sleep 1000 &) ; exec -a keeper bash --norc\n")
     kit.until(lambda: "sleep" in session.pids().values(), "an orphan")
+    with pytest.raises(NotFound):
+        containers.find(uid)  # its Pod was not read yet
+    containers.know(uid, f"pod{uid}", "")
     assert containers.find(uid) == containers.Pod(uid, session.container.hold, None)
     inside = containers.inner_pid(containers.command_of(session.keeper))
     assert session.container.ask("status")["command_pid"] == inside

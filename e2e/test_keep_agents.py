@@ -18,7 +18,7 @@ import pytest
 from e2e import engine_kit as kit
 from e2e.engine_pods import POD_A, POD_B, Pods, typist
 from e2e.engine_session import Session, bench, engine, eventually, node, tidy
-from holdfast_kube.client import CHECKPOINTS, NODES, Kube, Resource
+from holdfast_kube.client import CHECKPOINTS, EVENTS, NODES, Kube, Resource
 from holdfast_node import freezer
 from holdfast_node.agent import Agent
 from holdfast_node.engine import Engine
@@ -42,26 +42,34 @@ class Api:
         self.conditions: dict[str, Json] = {}
         self._watching: list[asyncio.Queue[Json]] = []
         self.down = False
+        self.events: list[Json] = []
 
-    def put(self, name: str, node: str, spec: Json, **status: Any) -> None:
+    def put(self, name: str, node: str, spec: Json, namespace: str = "team", **status: Any) -> None:
         everything = {"sessionName": "build", "sessionUID": UID, "epoch": 2, "image": "i"}
         meta = {
-            "namespace": "team",
+            "namespace": namespace,
             "name": name,
             "uid": name,
             "labels": {"holdfast.dev/node": node},
         }
         item = {"metadata": meta, "spec": everything | spec, "status": status}
-        self.objects["checkpoints", "team", name] = item
+        self.objects["checkpoints", namespace, name] = item
+        for end, epoch in (("source", 2), ("target", 3)):
+            if f"{end}PodUID" in spec and namespace == "team":
+                pod = _pod(f"build-{epoch}", spec[f"{end}Node"], spec[f"{end}PodUID"], epoch)
+                self.objects["pods", "team", f"build-{epoch}"] = pod
         self._tell(item)
 
-    def status(self, name: str) -> Json:
-        found: Json = self.objects["checkpoints", "team", name]["status"]
+    def status(self, name: str, namespace: str = "team") -> Json:
+        found: Json = self.objects["checkpoints", namespace, name]["status"]
         return found
 
-    async def over(self, name: str) -> Json:
-        await eventually(lambda: self.status(name).get("phase") in ("Complete", "Failed"))
-        return self.status(name)
+    async def over(self, name: str, namespace: str = "team") -> Json:
+        def phase() -> Any:
+            return self.status(name, namespace).get("phase")
+
+        await eventually(lambda: phase() in ("Complete", "Failed"))
+        return self.status(name, namespace)
 
     def note(self, node: str, name: str) -> str:
         found = self.objects["nodes", "", node]["metadata"]["annotations"]
@@ -69,6 +77,11 @@ class Api:
 
     async def get(self, kind: Resource, namespace: str, name: str) -> Json | None:
         return copy.deepcopy(self.objects.get((kind.plural, namespace, name)))
+
+    async def create(self, kind: Resource, namespace: str, body: Json) -> Json:
+        assert kind is EVENTS
+        self.events.append(body)
+        return body
 
     async def list_all(
         self, kind: Resource, _namespace: str | None, labels: str = ""
@@ -115,6 +128,18 @@ class Api:
     def _fits(item: Json, labels: str) -> bool:
         key, _, value = labels.partition("=")
         return not labels or item["metadata"]["labels"].get(key) == value
+
+
+def _pod(name: str, node: str, uid: str, epoch: int) -> Json:
+    """As the operator makes it, for the processes that Pods has."""
+    owner = {"apiVersion": "holdfast.dev/v1alpha1", "kind": "Session", "name": "build",
+             "uid": UID, "controller": True}  # fmt: skip
+    return {
+        "metadata": {"namespace": "team", "name": name, "uid": uid,
+                     "labels": {"holdfast.dev/epoch": str(epoch)}, "ownerReferences": [owner]},
+        "spec": {"nodeName": node},
+        "status": {"containerStatuses": [{"name": "session", "imageID": "i"}]},
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +256,31 @@ async def test_stored_on_another_node_and_brought_back(
             second.until("got=back")
         await eventually(lambda: cluster.left_over() == [])
         assert "of 1024 MiB" in api.note("b", "store")
+
+
+@pytest.mark.parametrize("has_one_too", [False, True], ids=["no-pod", "a-pod-of-its-own"])
+async def test_an_order_of_another_namespace_touches_nothing(
+    cluster: Cluster, bench: kit.Lab, pods: Pods, has_one_too: bool
+) -> None:
+    """Attack 30: a tenant writes a Checkpoint that names another namespace's pod by its UID."""
+    first = session(bench, pods)
+    api = cluster.api
+    api.objects["pods", "team", "build-2"] = _pod("build-2", "a", POD_A, 2)
+    if has_one_too:
+        api.objects["pods", "evil", "build-2"] = evil = _pod("build-2", "a", POD_B, 2)
+        evil["metadata"]["namespace"] = "evil"
+    async with cluster.agent("a"):
+        api.put("build-2-k1", "a", keep("a", then="Stop"), "evil")
+        refused = await api.over("build-2-k1", "evil")
+    assert refused["phase"] == "Failed", refused
+    assert "location" not in refused
+    assert pods.here.words == []
+    first.typist.type("on\n")
+    first.typist.until("got=on")
+    if has_one_too:
+        (event,) = api.events
+        assert event["reason"] == "ForeignOrder"
+        assert event["regarding"]["namespace"] == "evil"
 
 
 async def test_nobody_has_room(cluster: Cluster, bench: kit.Lab, pods: Pods) -> None:

@@ -13,14 +13,15 @@ import shutil
 import ssl
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast_kube.client import CHECKPOINTS, NODES, Gone, Kube
+from holdfast_kube.client import CHECKPOINTS, EVENTS, NODES, Gone, Kube
 from holdfast_node import (
     bringing,
+    containers,
     cpu,
     freezer,
     keeping,
@@ -37,8 +38,21 @@ from holdfast_node.engine import Engine
 from holdfast_node.keeping import Keeping
 from holdfast_node.landing import lose
 from holdfast_node.lazy import PagesLost
-from holdfast_node.order import Bring, Keep, Left, Memory, Move, Order, Phase, read, status
+from holdfast_node.order import (
+    Bring,
+    Keep,
+    Left,
+    Memory,
+    Move,
+    Order,
+    Phase,
+    Then,
+    event,
+    read,
+    status,
+)
 from holdfast_node.pair import Keys
+from holdfast_node.pods import Foreign, register
 from holdfast_node.progress import Progress, told
 from holdfast_node.receiving import Handler, Receiver, serve
 from holdfast_node.settings import Bucket, Settings
@@ -84,6 +98,7 @@ class Agent:
         self._stores = Stores(
             settings.node, self._disk, self._spool, others, self._find, self._bucket
         )
+        register.connect(kube)
         self._needed = pages.Needed()
         self._arrivals = Arrivals(
             settings.node,
@@ -129,11 +144,37 @@ class Agent:
 
     async def _settle(self, pod: str, cage: freezer.Freezer) -> None:
         if await asyncio.to_thread(_blocked, cage):
+            await self._learn(pod, cage)
             await lose(pod, cage)
             log.warning("killed what lacks memory for good", pod=pod)
             return
+        await self._learn(pod, cage)
         ours = await settle(pod, cage)
         log.warning("settled what was frozen", pod=pod, runs_on=ours)
+
+    async def _learn(self, pod: str, cage: freezer.Freezer) -> None:
+        """Which Pod it is that was found frozen: by the order that it was frozen for. Returns also
+        when it is not there any more. Until an order fits, it stays frozen."""
+        while cage.exists() and await asyncio.to_thread(_populated, cage):
+            try:
+                for item in (await self._kube.list_all(CHECKPOINTS, None))[0]:
+                    if await self._fits(item, pod):
+                        return
+                log.warning("no order fits what is frozen here", pod=pod)
+            except Retry as error:
+                log.warning("the orders cannot be read", why=str(error))
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _fits(self, item: Mapping[str, Any], pod: str) -> bool:
+        try:
+            order = read(item)
+            source = not isinstance(order, Bring) and order.source_pod == pod
+            if not source and getattr(order, "target_pod", "") != pod:
+                return False
+            await register.bind(order, self._settings.node, target=not source)
+        except (BadRequest, Foreign, NotFound):
+            return False
+        return True
 
     async def _publish(self) -> None:
         """Where sessions may be moved to, and how agents find each other."""
@@ -287,6 +328,12 @@ class Agent:
     async def _begin(self, order: Order, until: ExitStack) -> Left | None:
         """Or what is left to do of one that was begun before this agent was. `until`: its end."""
         begun = order.phase is not Phase.PENDING
+        try:
+            order = await self._bound(order)
+        except NotFound:
+            if begun and isinstance(order, Keep) and order.then is Then.STOP and order.location:
+                return None  # it was stored, and its pod is gone since
+            raise
         if isinstance(order, Bring):
             if begun:
                 await bringing.resume(order, self._engine)
@@ -305,6 +352,16 @@ class Agent:
             if isinstance(order, Keep):
                 return await self._keep(order)
             return await self._depart(order, until)
+
+    async def _bound(self, order: Order) -> Order:
+        """With what its Pod says. A foreign one is said in an event too: somebody tried."""
+        try:
+            return await register.bind(order, self._settings.node)
+        except (Foreign, NotFound) as error:
+            with suppress(HoldfastError):
+                note = event(order, self._settings.node, str(error), datetime.now(UTC))
+                await self._kube.create(EVENTS, order.namespace, note)
+            raise
 
     async def _depart(self, order: Move, until: ExitStack) -> Left:
         async with spooled(self._settings.work, f"leaving-{order.source_pod}") as work:
@@ -399,6 +456,15 @@ class Agent:
                 return False
             else:
                 return True
+        return False
+
+
+def _populated(cage: freezer.Freezer) -> bool:
+    """Something is in it, and the container's own first process was not killed."""
+    try:
+        firsts = (cage.parent / "cgroup.procs").read_text().split()
+        return bool(cage.members()) and not all(containers.ending(int(pid)) for pid in firsts)
+    except OSError:  # its container is gone
         return False
 
 

@@ -31,6 +31,7 @@ from holdfast_node.lazy import PagesLost
 from holdfast_node.order import Memory, Move, Order, Phase
 from holdfast_node.pages import PART, Carrier, Needed
 from holdfast_node.pair import Expected
+from holdfast_node.pods import register
 from holdfast_node.threads import to_its_end
 from holdfast_node.transfer import Receiver
 from holdfast_node.tree import Place
@@ -111,7 +112,7 @@ class Arrivals:
 
     async def __call__(self, receiver: Receiver) -> None:
         """The receiver's handler: what it raises is told to the source."""
-        order = await self._ordered(receiver)
+        order = await register.bind(await self._ordered(receiver), self._node, target=True)
         pod = containers.find(order.target_pod)
         work = self._work / f"arriving-{order.uid}"
         await asyncio.to_thread(shutil.rmtree, work, True)

@@ -59,6 +59,10 @@ def open_directory(root: int, path: bytes) -> int:
         return open_directory(half, path[cut + 1 :])
 
 
+def openat2(root: int, path: bytes, flags: int, mode: int, resolve: int) -> int:
+    return _openat2(root, path, _How(flags, mode, resolve))
+
+
 def _openat2(root: int, path: bytes, how: _How) -> int:
     opened = _libc.syscall(
         ctypes.c_long(_SYS_OPENAT2),

@@ -1,8 +1,8 @@
 """Which processes on this node make a session: hold, the keeper, the sidecar, and the terminal.
 
-Everything is read from the host's /proc. A session's own processes can name themselves as they
-like, so none is trusted by its name alone: hold and the sidecar are PID 1 of their containers,
-which the pod's template chose, and the keeper is hold's own child.
+Everything is read from the host's /proc. A session's own processes, and a tenant's other
+containers, can name themselves as they like, so no name counts: hold and the sidecar are the first
+processes of the containers that the Pod's status names by ID, and the keeper is hold's own child.
 """
 
 from __future__ import annotations
@@ -43,14 +43,24 @@ class Terminal:
     path: str  # of the slave side, as the container names it
 
 
+_ids: dict[str, tuple[str, str]] = {}  # of the session's and the sidecar's container, by pod
+
+
+def know(pod_uid: str, session: str, sidecar: str) -> None:
+    """By the Pod's status. An empty ID: that container does not run."""
+    _ids[pod_uid] = (session, sidecar)
+
+
 def find(pod_uid: str) -> Pod:
-    """The running session pod with that UID; NotFound when it is not on this node, or not up."""
-    firsts = [pid for pid in _pids() if _in_pod(pid, pod_uid) and _is_first(pid)]
-    hold = next((pid for pid in firsts if _is_hold(arguments(pid))), None)
+    """The running session pod with that UID, if its Pod was read (pods.py); NotFound when it is not
+    on this node, or not up."""
+    session, sidecar = _ids.get(pod_uid, ("", ""))
+    firsts = [pid for pid in _pids() if _in_pod(pid, pod_uid) and _is_first(pid)] if session else []
+    hold = next((pid for pid in firsts if in_container(pid, session)), None)
     if hold is None:
         raise NotFound(f"no session runs in pod {pod_uid} on this node")
-    sidecar = next((pid for pid in firsts if _is_sidecar(arguments(pid))), None)
-    return Pod(pod_uid, hold, sidecar)
+    beside = (pid for pid in firsts if sidecar and in_container(pid, sidecar))
+    return Pod(pod_uid, hold, next(beside, None))
 
 
 def keeper_of(hold: int) -> int:
@@ -162,7 +172,21 @@ def _is_first(pid: int) -> bool:
         numbers = status(pid).get("NSpid", "").split()
     except OSError:
         return False
-    return len(numbers) > 1 and numbers[-1] == "1"
+    # Two numbers: the node's and the container's. A PID 1 of a namespace that was made inside the
+    # container has three.
+    return len(numbers) == 2 and numbers[1] == "1"
+
+
+def in_container(pid: int, container: str) -> bool:
+    """Its cgroup is that container's, by the runtimes' ways to name it, or one below it."""
+    try:
+        text = (PROC / str(pid) / "cgroup").read_text()
+    except OSError:
+        return False
+    named = re.compile(rf"(?:[a-z-]+-)?{re.escape(container)}(?:\.scope)?")
+    return any(
+        named.fullmatch(part) for one in freezer.memberships(text) for part in one.path.split("/")
+    )
 
 
 def _in_pod(pid: int, pod_uid: str) -> bool:
@@ -175,12 +199,3 @@ def _in_pod(pid: int, pod_uid: str) -> bool:
         return False
     found = freezer.memberships(text)
     return pod_uid == next((uid for one in found if (uid := freezer.pod_uid(one.path))), None)
-
-
-def _is_hold(words: list[str]) -> bool:
-    return bool(words) and Path(words[0]).name == "hold" and "--socket" in words
-
-
-def _is_sidecar(words: list[str]) -> bool:
-    """A script with an interpreter before it, or the program itself."""
-    return any(Path(word).name == "holdfast-sidecar" for word in words[:3])

@@ -20,8 +20,9 @@ from typing import Any, Final
 
 from pycriu.images import core_pb2, fdinfo_pb2, tty_pb2
 
-from . import containers, criu_rpc, failure, freezer
+from . import containers, criu_rpc, failure, freezer, safe_open
 from .failure import DumpFailed
+from .safe_open import UnsafePath
 
 _DEV_TTY: Final = os.makedev(5, 0)
 _PTS: Final = 136  # its major number
@@ -33,8 +34,8 @@ _FILES: Final = "files.img"
 def external(keeper: int) -> list[str]:
     """What CRIU has to be told for it."""
     try:
-        found = Path(f"/proc/{keeper}/root/dev/tty").lstat()
-    except OSError:
+        found = safe_open.status(keeper, "dev/tty")
+    except (OSError, UnsafePath):
         return []
     return [f"tty[{_DEV_TTY:x}:{found.st_dev:x}]"] if found.st_rdev == _DEV_TTY else []
 
@@ -98,7 +99,7 @@ def _index(pid: int, number: int) -> int:
 def _name(file: Any, tty: Any, blank: Any, keeper: int, index: int) -> Any:
     """Makes the name's own entry of `file`, and returns what CRIU would know of that terminal."""
     named = f"/dev/pts/{index}"
-    found = Path(f"/proc/{keeper}/root{named}").lstat()
+    found = safe_open.status(keeper, named)
     file.type = fdinfo_pb2.REG
     file.reg.id, file.reg.name, file.reg.mode = file.id, named, found.st_mode
     file.reg.flags, file.reg.pos = tty.flags, 0

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast_wire.errors import Ended, HoldfastError, Internal, Unavailable, Unsupported
 
-from . import connections, containers, local_criu, terminal
+from . import connections, containers, local_criu, safe_open, terminal
 from .peers import Refused, ask_hold_at
 from .resting import SUSPENDING, WAKING, Resting
 from .shelf import IMAGES, QUEUED, STATE, Shelf
@@ -101,7 +101,7 @@ def _check(session: Resting, hold: int) -> None:
             " have their numbers again",
             again,
         )
-    if Path(f"/proc/{hold}/root/dev/pts").stat().st_dev == Path("/dev/pts").stat().st_dev:
+    if safe_open.status(hold, "dev/pts").st_dev == Path("/dev/pts").stat().st_dev:
         raise Unsupported(
             f"the terminal of session {session.name} is one of the machine's, whose number may be"
             " another's by then: it was started by an earlier holdfast",
@@ -163,7 +163,7 @@ async def _bring(session: Resting, hold_program: str, engine: Engine) -> None:
 
     async def held(restored: Restored) -> None:
         try:
-            await asyncio.to_thread(_adopt, session, hold, restored, taken)
+            await asyncio.to_thread(_adopt, session, restored, taken)
         finally:
             os.close(restored.terminal.master)
         await asyncio.to_thread(session.shelf.leave)
@@ -174,10 +174,9 @@ async def _bring(session: Resting, hold_program: str, engine: Engine) -> None:
         await restoring.restore(held)
 
 
-def _adopt(session: Resting, hold: int, restored: Restored, taken: Taken) -> None:
+def _adopt(session: Resting, restored: Restored, taken: Taken) -> None:
     found = restored.terminal
-    path = Path(f"/proc/{hold}/root") / found.path.lstrip("/")
-    if rest := terminal.put(path, found.master, taken):
+    if rest := terminal.put(found.master, taken):
         raise Unavailable(f"{len(rest)} bytes that were typed do not fit into the terminal")
     adopt = f"adopt {restored.keeper_inside} {restored.command_inside} {found.path}"
     ask_hold_at(session.hold_socket, adopt, found.master)

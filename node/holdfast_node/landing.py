@@ -22,8 +22,9 @@ from holdfast_node import containers, layer, log, terminal
 from holdfast_node.containers import Pod
 from holdfast_node.engine import Restored, Restoring
 from holdfast_node.freezer import Freezer
-from holdfast_node.peers import Refused, SidecarLink, ask_hold
-from holdfast_node.taking import ask, sidecar_of
+from holdfast_node.peers import Refused, ask_hold
+from holdfast_node.safe_open import component
+from holdfast_node.taking import ask, sidecar_of, state_of
 from holdfast_node.terminal import Taken
 from holdfast_node.tree import Place
 from holdfast_wire.errors import HoldfastError, NotFound, Unavailable
@@ -55,13 +56,11 @@ class Landing:
     def put_state(self, names: Iterable[str]) -> None:
         """`names`: of all parts."""
         sidecar = sidecar_of(containers.find(self.pod.uid))  # it may have been started anew
-        state = SidecarLink(sidecar).state
         try:
-            uid, gid = containers.ids_of(sidecar)
             for part in names:
                 kind, _, name = part.partition("/")
                 if kind == "state":
-                    _put_state(self.parts / part, state / name, uid, gid)
+                    _put_state(self.parts / "state" / component(name), sidecar, name)
         except (FileNotFoundError, ProcessLookupError) as error:  # its /proc went with it
             raise Unavailable("the sidecar ended while its state was put there") from error
 
@@ -90,8 +89,7 @@ class Landing:
 
     async def _adopt(self, restored: Restored, taken: Taken) -> None:
         found = restored.terminal
-        path = Path(f"/proc/{self.pod.hold}/root") / found.path.lstrip("/")
-        rest = await asyncio.to_thread(terminal.put, path, found.master, taken)
+        rest = await asyncio.to_thread(terminal.put, found.master, taken)
         if rest:
             raise Unavailable(f"{len(rest)} bytes that were typed do not fit into the terminal")
         await asyncio.to_thread(_leave_word, self.pod, restored.cut)
@@ -115,7 +113,7 @@ async def commit(pod_uid: str, said: Mapping[str, Any]) -> None:
         try:
             await ask(pod_uid, "commit", seconds=_COMMIT_SECONDS, **said)
         except Refused as refused:
-            if refused.word == "refused":
+            if refused.word in ("refused", "foreign"):
                 raise
             log.info("not committed yet", pod=pod_uid, why=str(refused))
         except Unavailable as error:
@@ -160,19 +158,13 @@ def _leave_word(pod: Pod, cut: tuple[tuple[str, str], ...]) -> None:
     sidecar = containers.find(pod.uid).sidecar
     if sidecar is None:
         return
-    path = SidecarLink(sidecar).state / "cut.json"
-    path.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "w") as out:
+    with state_of(sidecar) as state, os.fdopen(state.create("cut.json"), "w") as out:
         json.dump(cut, out)
-        os.fchown(out.fileno(), *containers.ids_of(sidecar))
 
 
-def _put_state(source: Path, target: Path, uid: int, gid: int) -> None:
+def _put_state(source: Path, sidecar: int, name: str) -> None:
     """The folder is the sidecar's own, and so may hold what it likes: nothing is followed."""
-    target.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    opened = os.open(target, flags, 0o600)
-    with os.fdopen(opened, "wb"), source.open("rb") as data:
-        layer.copy(data.fileno(), opened)
-        os.fchown(opened, uid, gid)
+    with source.open("rb") as data, state_of(sidecar) as state:
+        opened = state.create(name)
+        with os.fdopen(opened, "wb"):
+            layer.copy(data.fileno(), opened)

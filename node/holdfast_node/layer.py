@@ -29,12 +29,11 @@ from typing import Final
 
 from holdfast_wire.errors import Unsupported
 
-from . import unpack
+from . import safe_open, unpack
 from .archive import DATA_MAX, NO_XATTRS, REPLACE, Kind, Record, Write, Writer
 from .beneath import beside, directory, open_directory, open_root
 from .tree import Look, Place, Seen, changes, outside, scan
 
-HOST: Final = Path("/proc/1/root")  # of the node, for an agent that shares its PID namespace
 # Ours and the runtime's, mounted or not.
 _NEVER: Final = (b".holdfast", b"dev", b"proc", b"sys", b"run/secrets", b"run/holdfast")
 _NEVER_FILES: Final = (b"etc/hostname", b"etc/hosts", b"etc/resolv.conf", b".dockerenv")
@@ -78,7 +77,7 @@ def _unescape(text: bytes) -> bytes:
     return _ESCAPE.sub(lambda match: bytes([int(match[1], 8) & 0xFF]), text)
 
 
-def root_of(pid: int, host: Path = HOST) -> Place:
+def root_of(pid: int, host: Path = safe_open.NODE) -> Place:
     """The writable layer of the container whose first process is `pid`."""
     all_mounts = mounts(pid)
     top = [mount for mount in all_mounts if mount.point == b"/"]
@@ -95,14 +94,14 @@ def root_of(pid: int, host: Path = HOST) -> Place:
     prefix = b"user.overlay." if b"userxattr" in options else b"trusted.overlay."
     points = outside([mount.point for mount in all_mounts], b"/") | {*_NEVER, *_NEVER_FILES}
     place = host / os.fsdecode(upper[1:])
-    return Place(place, b"", Path(f"/proc/{pid}/root"), prefix, frozenset(points))
+    return Place(place, b"", safe_open.root_path(pid), prefix, frozenset(points))
 
 
 def volume_of(pid: int, point: str) -> Place:
     """A volume, by the path at which the container whose first process is `pid` has it."""
     points = outside([mount.point for mount in mounts(pid)], os.fsencode(point))
     below = os.fsencode(point.strip("/"))
-    return Place(Path(f"/proc/{pid}/root"), below, mounts=points)
+    return Place(safe_open.root_path(pid), below, mounts=points)
 
 
 def places_of(pid: int, volumes: Iterable[str]) -> dict[str, Place]:

@@ -25,9 +25,11 @@ def coming(cage: Freezer) -> bool:
 
 
 def _beside(cage: Freezer) -> set[str]:
-    """The names of the container's processes that are not the session's."""
-    found = set()
+    """The names of the agent's own processes in the container's cgroup. They are in the agent's
+    PID namespace; a process of the session never is, whatever it calls itself."""
+    found, own = set(), Path("/proc/self/ns/pid").stat().st_ino
     for pid in (cage.parent / "cgroup.procs").read_text().split():
         with contextlib.suppress(OSError):
-            found.add(Path(f"/proc/{pid}/comm").read_text().strip())
+            if Path(f"/proc/{pid}/ns/pid").stat().st_ino == own:
+                found.add(Path(f"/proc/{pid}/comm").read_text().strip())
     return found

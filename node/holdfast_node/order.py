@@ -228,6 +228,27 @@ class Saved(Left):
         return Left.to_json(self) | more
 
 
+def event(order: Order, node: str, why: str, now: datetime) -> dict[str, Any]:
+    """That an order was refused, for events.k8s.io."""
+    return {
+        "metadata": {"generateName": f"{order.name[:200]}-", "namespace": order.namespace},
+        "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "type": "Warning",
+        "reason": "ForeignOrder",
+        "action": "Refuse",
+        "note": f"refused by the agent of {node}: {why}"[:1000],
+        "reportingController": "holdfast.dev/node-agent",
+        "reportingInstance": node,
+        "regarding": {
+            "apiVersion": "holdfast.dev/v1alpha1",
+            "kind": "Checkpoint",
+            "namespace": order.namespace,
+            "name": order.name,
+            "uid": order.uid,
+        },
+    }
+
+
 def status(
     order: Order,
     node: str,

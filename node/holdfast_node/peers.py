@@ -1,6 +1,6 @@
 """The two processes in a session's pod that an agent talks to: its sidecar and its hold.
 
-Both listen on Unix sockets in the pod's volumes, reached through /proc/PID/root. Both know the
+Both listen on Unix sockets in the pod's volumes, opened by `safe_open`. Both know the
 agent by what the kernel says of it: root to the sidecar, outside its PID namespace to hold.
 """
 
@@ -10,10 +10,14 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from holdfast_wire.errors import HoldfastError, Unavailable
+
+from . import safe_open
+from .safe_open import UnsafePath
 
 AGENT_SOCKET: Final = "var/lib/holdfast/agent.sock"
 STATE: Final = "var/lib/holdfast"
@@ -36,20 +40,23 @@ class SidecarLink:
     between any two."""
 
     def __init__(self, pid: int) -> None:
-        self.state = Path(f"/proc/{pid}/root") / STATE
-        self._path = Path(f"/proc/{pid}/root") / AGENT_SOCKET
+        self._connect = partial(
+            safe_open.connect, pid, AGENT_SOCKET, socket.SOCK_STREAM, _ANSWER_SECONDS
+        )
 
     @classmethod
     def at(cls, folder: Path) -> SidecarLink:
         """Of a session on this machine, without a pod."""
         made = cls.__new__(cls)
-        made.state, made._path = folder, folder / "agent.sock"
+        made._connect = partial(_connected, folder / "agent.sock")
         return made
 
     async def ask(self, do: str, seconds: float = _ANSWER_SECONDS, **fields: Any) -> dict[str, Any]:
         try:
             async with asyncio.timeout(seconds):
                 answer = await self._exchange({"do": do, **fields})
+        except UnsafePath:
+            raise
         except (OSError, EOFError, ValueError, TimeoutError) as error:
             raise Unavailable(f"the sidecar does not answer {do}: {error!r}") from error
         if answer.get("ok") is not True:
@@ -57,7 +64,8 @@ class SidecarLink:
         return answer
 
     async def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
-        reader, writer = await asyncio.open_unix_connection(str(self._path), limit=_LINE)
+        sock = await asyncio.to_thread(self._connect)
+        reader, writer = await asyncio.open_unix_connection(sock=sock, limit=_LINE)
         try:
             writer.write(json.dumps(request).encode() + b"\n")
             line = await reader.readline()
@@ -73,22 +81,41 @@ class SidecarLink:
 
 def ask_hold(pid: int, request: str, descriptor: int | None = None) -> dict[str, Any]:
     """`pid` is hold's own, on the host."""
-    return ask_hold_at(Path(f"/proc/{pid}/root") / HOLD_SOCKET, request, descriptor)
+    kind = socket.SOCK_SEQPACKET
+    return _ask_hold(
+        partial(safe_open.connect, pid, HOLD_SOCKET, kind, _ANSWER_SECONDS), request, descriptor
+    )
 
 
 def ask_hold_at(path: Path, request: str, descriptor: int | None = None) -> dict[str, Any]:
+    """Of a session on this machine, without a pod."""
+    return _ask_hold(partial(_connected, path, socket.SOCK_SEQPACKET), request, descriptor)
+
+
+def _connected(path: Path, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
+    sock.settimeout(_ANSWER_SECONDS)
+    try:
+        sock.connect(str(path))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _ask_hold(
+    connect: Callable[[], socket.socket], request: str, descriptor: int | None
+) -> dict[str, Any]:
     """A packet there and a packet back."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(_ANSWER_SECONDS)
-        try:
-            sock.connect(str(path))
+    try:
+        with connect() as sock:
             if descriptor is None:
                 sock.send(request.encode())
             else:
                 socket.send_fds(sock, [request.encode()], [descriptor])
             answer = _until(sock, lambda packet: "event" not in packet)
-        except (OSError, ValueError) as error:
-            raise Unavailable(f"hold does not answer {request.split()[0]}: {error!r}") from error
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"hold does not answer {request.split()[0]}: {error!r}") from error
     if answer.get("ok") is not True:
         raise Refused(str(answer.get("error", "")), str(answer.get("message", "")))
     return answer

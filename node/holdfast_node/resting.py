@@ -118,8 +118,10 @@ class Resting:
         """What was typed and not read, into the folder that is stored, and beside it for the case
         that it goes on here."""
         found = containers.terminal_of(containers.keeper_of(hold))
-        os.close(found.master)
-        taken = terminal.take(_inside(hold, found.path))
+        try:
+            taken = terminal.take(found.master)
+        finally:
+            os.close(found.master)
         for path in (to / QUEUED, self.folder / QUEUED):
             path.write_text(json.dumps(taken.to_json()))
 
@@ -130,7 +132,7 @@ class Resting:
             taken = Taken.from_json(json.loads(queued.read_text()))
             found = containers.terminal_of(containers.keeper_of(hold))
             try:
-                terminal.put(_inside(hold, found.path), found.master, taken)
+                terminal.put(found.master, taken)
             finally:
                 os.close(found.master)
             queued.unlink()
@@ -195,10 +197,6 @@ async def _killed(pid: int) -> None:
         if time.monotonic() > deadline:
             raise Unavailable(f"process {pid} of the session does not end")
         await asyncio.sleep(_STEP_SECONDS)
-
-
-def _inside(hold: int, path: str) -> Path:
-    return Path(f"/proc/{hold}/root") / path.lstrip("/")
 
 
 def _listener(path: Path, kind: int) -> int | None:

@@ -13,6 +13,8 @@ from typing import Final
 
 from holdfast_wire.errors import BadRequest
 
+from . import safe_open
+
 PORT: Final = 7318
 NAME: Final = "holdfast-node"  # in every agent's certificate
 KEYS: Final = Path("/etc/holdfast-node")
@@ -45,7 +47,7 @@ class Settings:
     bucket: Bucket | None = None
     bundle: Path = Path("/opt/criu")
     # The node's own view: a container's shows it nothing but itself.
-    cgroups: Path = Path("/proc/1/root/sys/fs/cgroup")
+    cgroups: Path = safe_open.NODE / "sys/fs/cgroup"
     log_level: str = "INFO"
 
     @classmethod

@@ -19,8 +19,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -31,14 +31,18 @@ from holdfast_node.engine import Dumping, Engine
 from holdfast_node.freezer import Freezer, descendants
 from holdfast_node.order import Keep, Move
 from holdfast_node.pair import Facts
-from holdfast_node.peers import Refused, SidecarLink
+from holdfast_node.peers import STATE, Refused, SidecarLink
+from holdfast_node.pods import register
 from holdfast_node.progress import Progress
+from holdfast_node.safe_open import Folder, UnsafePath, as_user, folder
 from holdfast_node.terminal import Taken
 from holdfast_node.tree import Look
 from holdfast_wire.errors import HoldfastError, NotFound, Unavailable
 
 QUEUED: Final = "queued.json"  # in the sidecar's folder: typed, and taken out of the terminal
 _AGAIN_SECONDS: Final = 0.5
+_PIECE: Final = 1 << 20
+_MOST_QUEUED: Final = 1 << 20  # more than a terminal can hold, in base64
 SIDECAR_SECONDS: Final = 30.0  # to seal: an emulator far behind has to come to the end first
 _SHOWN_SECONDS: Final = 1.0
 _LEAST_SECONDS: Final = 1.0  # frozen for less than that nothing has ever moved
@@ -150,10 +154,14 @@ class Taking:
         await self._parts.follow("images", self._images, done)
 
     async def _state(self, sealed: dict[str, Any]) -> None:
-        state = SidecarLink(sidecar_of(containers.find(self._order.source_pod))).state
+        sidecar = sidecar_of(containers.find(self._order.source_pod))
         try:
-            for name in sealed["files"]:
-                await self._parts.send_file(f"state/{name}", state / name)
+            for name in map(str, sealed["files"]):
+                opened = await asyncio.to_thread(_open_state, sidecar, name)
+                try:
+                    await self._parts.send_from(f"state/{name}", partial(_pour, opened))
+                finally:
+                    os.close(opened)
         except (FileNotFoundError, ProcessLookupError) as error:  # its /proc went with it
             raise Unavailable("the sidecar ended while its state was taken") from error
 
@@ -236,7 +244,8 @@ def _dead(cage: Freezer) -> bool:
 
 async def ask(pod_uid: str, do: str, **fields: Any) -> dict[str, Any]:
     """The sidecar of the moment: it may be started anew at any time."""
-    return await SidecarLink(sidecar_of(containers.find(pod_uid))).ask(do, **fields)
+    pod = await register.find(pod_uid)
+    return await SidecarLink(sidecar_of(pod)).ask(do, **register.address(pod_uid), **fields)
 
 
 async def show(pod_uid: str, progress: Progress) -> None:
@@ -255,32 +264,50 @@ def sidecar_of(pod: Pod) -> int:
 def _empty_terminal(keeper: int, pod: Pod) -> Taken:
     found = containers.terminal_of(keeper)
     try:
-        taken = terminal.take(Path(f"/proc/{pod.hold}/root") / found.path.lstrip("/"))
+        taken = terminal.take(found.master)
     finally:
         os.close(found.master)
     # Where it outlives this agent, and the session cannot reach it.
-    kept = SidecarLink(sidecar_of(containers.find(pod.uid))).state / QUEUED
-    kept.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(kept, flags, 0o600), "w") as out:
-        json.dump({"path": found.path, **taken.to_json()}, out)
+    sidecar = sidecar_of(containers.find(pod.uid))
+    with state_of(sidecar) as state, os.fdopen(state.create(QUEUED), "w") as out:
+        json.dump(taken.to_json(), out)
     return taken
+
+
+@contextmanager
+def state_of(sidecar: int) -> Iterator[Folder]:
+    """The sidecar's folder. What is done with it is done with the sidecar's own rights."""
+    with as_user(*containers.ids_of(sidecar)), folder(sidecar, STATE) as state:
+        yield state
+
+
+def _pour(opened: int, write: Callable[[memoryview], None]) -> None:
+    while data := os.read(opened, _PIECE):
+        write(memoryview(data))
+
+
+def _open_state(sidecar: int, name: str) -> int:
+    with state_of(sidecar) as state:
+        return state.read(name)
 
 
 def _fill_terminal(pod_uid: str) -> None:
     """With what was taken out of it, if anything was."""
     pod = containers.find(pod_uid)
-    queued = SidecarLink(sidecar_of(pod)).state / QUEUED
     try:
-        kept = json.loads(queued.read_text())
+        with os.fdopen(_open_state(sidecar_of(pod), QUEUED)) as opened:
+            kept = Taken.from_json(json.loads(opened.read(_MOST_QUEUED)))
     except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError, UnsafePath) as error:
+        log.warning("input was lost: its file was changed", pod=pod_uid, why=str(error))
         return
     found = containers.terminal_of(containers.keeper_of(pod.hold))
     try:
-        path = Path(f"/proc/{pod.hold}/root") / str(kept["path"]).lstrip("/")
-        rest = terminal.put(path, found.master, Taken.from_json(kept))
+        rest = terminal.put(found.master, kept)
     finally:
         os.close(found.master)
-    queued.unlink()
+    with state_of(sidecar_of(pod)) as state:
+        state.remove(QUEUED)
     if rest:
         log.warning("input was lost: the terminal has no room for it", pod=pod_uid, bytes=len(rest))

@@ -23,11 +23,11 @@ import struct
 import termios
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 _TCGETS2: Final = 0x802C542A  # x86_64, aarch64; unlike TCGETS it has every speed
 _TCSETS2: Final = 0x402C542B
+_TIOCGPTPEER: Final = 0x5441  # x86_64, aarch64
 _LAYOUT: Final = struct.Struct("<4IB19s2I")
 _BUFFER: Final = 4096  # the line discipline's; the kernel fixes it
 _SETTLE_MS: Final = 20  # for the kernel's own hand-over from a writer's buffer into that one
@@ -96,10 +96,10 @@ class _Settings:
         return replace(self, iflag=0, lflag=lflag, characters=bytes(chosen))
 
 
-def take(slave: Path) -> Taken:
+def take(master: int) -> Taken:
     """Everything that is queued; the terminal has none of it any more. Its processes are frozen
     and nobody types."""
-    with _opened(slave) as fd:
+    with _slave(master) as fd:
         before = _Settings.of(fd)
         readable = _readable(fd)
         # One read empties the line discipline's buffer before the kernel fills it again, and what
@@ -115,11 +115,11 @@ def take(slave: Path) -> Taken:
     return Taken(True, seen, _complete(seen, readable, _delimiters(before)), unseen)
 
 
-def put(slave: Path, master: int, taken: Taken) -> bytes:
+def put(master: int, taken: Taken) -> bytes:
     """Puts it into a terminal that has none queued, whose processes are frozen. Returns the end
     of it that the terminal has no room for: whoever owns the master has to type that, first."""
     if taken.seen:
-        with _opened(slave) as fd:
+        with _slave(master) as fd:
             _put_seen(fd, taken)
     return _type(master, taken.unseen)
 
@@ -217,8 +217,9 @@ def _type(master: int, text: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _opened(slave: Path) -> Iterator[int]:
-    fd = os.open(slave, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+def _slave(master: int) -> Iterator[int]:
+    """The other side of that very master, by the kernel's word. A path could lead elsewhere."""
+    fd = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         yield fd
     finally:

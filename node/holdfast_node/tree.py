@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from holdfast_wire.errors import Unsupported
 
+from . import safe_open
 from .beneath import beside, directory, in_memory, open_directory, open_root
 
 # The coarsest clock that Linux has ticks each 10 ms; a second costs nothing and is beyond doubt.
@@ -220,9 +221,17 @@ def shared_mappings(pids: Iterable[int], upper: Path) -> frozenset[Inode]:
     """The files that these processes could write to through memory. By inode as the kernel tells
     it, and by the name's inode in the upper layer, for overlayfs shows numbers of its own. One
     too many only costs sending it again."""
+    top = open_root(upper)
+    try:
+        return frozenset(_shared_mappings(pids, top))
+    finally:
+        os.close(top)
+
+
+def _shared_mappings(pids: Iterable[int], top: int) -> set[Inode]:
     found: set[Inode] = set()
-    top = os.fsencode(upper)
     for pid in pids:
+        names: set[bytes] = set()
         try:
             lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
         except OSError:
@@ -232,11 +241,20 @@ def shared_mappings(pids: Iterable[int], upper: Path) -> frozenset[Inode]:
             if len(fields) < 6 or fields[1][1:2] != b"w" or fields[1][3:4] != b"s":
                 continue
             name = fields[5].replace(rb"\012", b"\n")
-            for whole in (top + name, b"/proc/%d/root%s" % (pid, name)):
-                with suppress(OSError, ValueError):
-                    status = os.lstat(whole)
-                    found.add((status.st_dev, status.st_ino))
-    return frozenset(found)
+            names.add(name)
+        with suppress(OSError), safe_open.root(pid) as root:
+            found |= _inodes(root, names)
+        found |= _inodes(top, names)
+    return found
+
+
+def _inodes(root: int, names: Iterable[bytes]) -> set[Inode]:
+    found: set[Inode] = set()
+    for name in names:
+        with suppress(OSError, ValueError, Unsupported):
+            status = safe_open.status_at(root, name)
+            found.add((status.st_dev, status.st_ino))
+    return found
 
 
 def changes(before: Look | None, after: Look) -> Changes:

@@ -6,19 +6,24 @@ What is there is replaced, never written into: it may have other names that must
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedIOBase
-from typing import Final
+from typing import Any, Final
 
 from holdfast_wire.errors import Unsupported
 
 from .archive import REPLACE, BadArchive, Kind, Reader, Record, components
-from .beneath import beside, directory, empty, open_directory, remove
+from .beneath import directory, empty, open_directory, remove
+from .safe_open import UnsafePath
 from .tree import DEPTH
 
+_AT_EMPTY_PATH: Final = 0x1000
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # What only a file system that lacks them, or a kernel that keeps them to itself, answers.
 _NOT_HERE: Final = (errno.ENOTSUP, errno.EPERM, errno.EACCES, errno.EINVAL)
@@ -168,7 +173,11 @@ class _Unpack:
             os.symlink(body, name, dir_fd=here)
         else:
             os.mkfifo(name, 0o600, dir_fd=here)
-        _dress_unopened(here, record)
+        opened = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+        try:
+            _dress_unopened(opened, record)
+        finally:
+            os.close(opened)
 
     def _file(self, here: int | None, record: Record) -> None:
         opened = None if here is None else self._create(here, record.name)
@@ -236,19 +245,35 @@ def _dress(opened: int, record: Record, *, fresh: bool) -> None:
     os.utime(opened, ns=(record.mtime_ns, record.mtime_ns))
 
 
-def _dress_unopened(here: int, record: Record) -> None:
-    os.chown(record.name, record.uid, record.gid, dir_fd=here, follow_symlinks=False)
+def _dress_unopened(opened: int, record: Record) -> None:
+    """`opened`: the O_PATH descriptor of a FIFO or a symbolic link. The name may have been given to
+    another file since, so nothing is done by name."""
+    expected = stat.S_ISFIFO if record.kind == Kind.FIFO else stat.S_ISLNK
+    if not expected(os.fstat(opened).st_mode):
+        raise UnsafePath(
+            f"{os.fsdecode(record.name)!r} was replaced while it was unpacked",
+            "stop what writes to the container's files",
+        )
+    _by_descriptor("fchownat", opened, record.uid, record.gid)
+    exact = b"/proc/self/fd/%d" % opened  # follows to the very inode, which is no link's target
     if record.kind == Kind.FIFO:
-        os.chmod(record.name, record.mode & 0o7777, dir_fd=here)
+        os.chmod(exact, record.mode & 0o7777)  # noqa: PTH101 - bytes
     for key, value in record.xattrs.items():
-        _set(beside(here, record.name), key, value)
-    times = (record.mtime_ns, record.mtime_ns)
-    os.utime(record.name, ns=times, dir_fd=here, follow_symlinks=False)
+        _set(exact, key, value)
+    seconds = divmod(record.mtime_ns, 1_000_000_000)
+    _by_descriptor("utimensat", opened, (ctypes.c_long * 4)(*seconds, *seconds))
+
+
+def _by_descriptor(call: str, opened: int, *arguments: Any) -> None:
+    """fchownat(2) or utimensat(2) of the descriptor itself, which Python has no way to ask for."""
+    if getattr(_libc, call)(opened, b"", *arguments, _AT_EMPTY_PATH) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), call)
 
 
 def _set(at: int | bytes, key: bytes, value: bytes) -> None:
     try:
-        os.setxattr(at, key, value, follow_symlinks=isinstance(at, int))
+        os.setxattr(at, key, value)
     except OSError as error:
         if error.errno not in _NOT_HERE:
             raise

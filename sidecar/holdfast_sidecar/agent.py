@@ -75,6 +75,14 @@ async def _answered(line: bytes, answer: Answer) -> Body:
         return _refusal(error.code, str(error))
 
 
+def check_meant(body: Body, session: str, namespace: str, epoch: int) -> None:
+    """The order is for this incarnation of this session, and for no other."""
+    own = {"session": session, "namespace": namespace, "epoch": epoch}
+    for name, value in own.items():
+        if body.get(name) != value or isinstance(body.get(name), bool):
+            raise AgentError("foreign", f"this is for another session: its {name} is not {value}")
+
+
 def _refusal(code: str, message: str) -> Body:
     return {"ok": False, "code": code, "message": message}
 

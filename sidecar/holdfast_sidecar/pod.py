@@ -269,6 +269,8 @@ class PodSidecar:
         what, departure = body.get("do"), self._departure
         if what == "status":
             return self._standing()
+        own = self._settings
+        agent.check_meant(body, own.session_uid, own.namespace, own.epoch)
         if what in ("prepare", "commit"):
             return await self._commit(body, prepare=what == "prepare")
         if what not in ("park", "progress", "seal", "unpark", "suspend", "lost"):

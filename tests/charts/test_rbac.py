@@ -62,6 +62,8 @@ RULES: dict[str, list[Rule]] = {
     "holdfast-node": [
         (("holdfast.dev",), ("checkpoints",), READ, ()),
         (("holdfast.dev",), ("checkpoints/status",), ("patch",), ()),
+        (("",), ("pods",), ("get",), ()),
+        (("events.k8s.io",), ("events",), ("create",), ()),
         (("",), ("nodes",), ("get", "patch"), ()),
         (("",), ("nodes/status",), ("patch",), ()),
     ],

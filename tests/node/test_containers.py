@@ -6,11 +6,12 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from holdfast_node import containers
+from holdfast_node import containers, freezer
 from holdfast_wire.errors import NotFound
 
 
@@ -48,20 +49,43 @@ def test_a_hold_without_a_session_has_no_keeper() -> None:
         containers.keeper_of(os.getpid())
 
 
+def test_a_pid_1_inside_the_session_is_not_its_containers_first() -> None:
+    """Attack 28: `unshare -Urp` makes a PID 1 with any argv; it lies one namespace too deep."""
+    deeper = "exec -a holdfast-sidecar sleep 60"
+    words = ["unshare", "-Urpf", "--kill-child", "unshare", "-Urpf", "--kill-child", "bash", "-c"]
+    with subprocess.Popen([*words, deeper]) as process:
+        until = time.monotonic() + 10
+        tree: list[int] = []
+        while time.monotonic() < until and not (len(tree) == 3 and _argv(tree[2])):
+            tree = freezer.descendants(process.pid)
+        assert [len(containers.status(pid)["NSpid"].split()) for pid in tree] == [1, 2, 3]
+        assert [containers._is_first(pid) for pid in tree] == [False, True, False]
+        process.kill()
+
+
+def _argv(pid: int) -> bool:
+    return containers.arguments(pid)[:1] == ["holdfast-sidecar"]
+
+
 @pytest.mark.parametrize(
-    ("words", "hold", "sidecar"),
+    ("path", "inside"),
     [
-        (["/run/holdfast-bin/hold", "--socket", "/x", "--", "bash"], True, False),
-        (["hold", "--install", "/x"], False, False),
-        (["/venv/bin/python", "/venv/bin/holdfast-sidecar"], False, True),
-        (["holdfast-sidecar"], False, True),
-        (["bash", "-c", "x", "holdfast-sidecar"], False, False),
-        ([], False, False),
+        (f"/kubepods/burstable/pod1/{'a' * 64}", True),
+        (f"/kubepods.slice/x.slice/cri-containerd-{'a' * 64}.scope", True),
+        (f"/kubepods.slice/x.slice/crio-{'a' * 64}.scope/holdfast", True),
+        (f"/kubepods/burstable/pod1/{'b' * 64}", False),
+        (f"/kubepods/burstable/pod1/{'a' * 65}", False),
+        (f"/kubepods/burstable/pod1/{'b' * 64}/x{'a' * 64}", False),
     ],
 )
-def test_who_is_who(words: list[str], hold: bool, sidecar: bool) -> None:
-    assert containers._is_hold(words) is hold
-    assert containers._is_sidecar(words) is sidecar
+def test_a_container_is_known_by_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, inside: bool
+) -> None:
+    """Attack 28: by the cgroup that the runtime made, never by argv."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cgroup").write_text(f"0::{path}\n")
+    monkeypatch.setattr(containers, "PROC", tmp_path)
+    assert containers.in_container(7, "a" * 64) is inside
 
 
 def test_who_has_ended_or_not() -> None:

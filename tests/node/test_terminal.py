@@ -91,8 +91,8 @@ def other() -> Iterator[Pty]:
 
 def test_nothing_is_taken_from_an_empty_terminal(one: Pty) -> None:
     before = one.settings()
-    assert take(one.path) == Taken(True, b"", 0, b"")
-    assert not take(one.path)
+    assert take(one.master) == Taken(True, b"", 0, b"")
+    assert not take(one.master)
     assert one.settings() == before
 
 
@@ -100,7 +100,7 @@ def test_lines_marks_and_a_half_typed_line_are_told_apart(one: Pty) -> None:
     one.type(b"one\rtw\x7fwo\rno newline\x04\x04half")
     assert one.shown() == b"one\r\ntw\b \bwo\r\nno newlinehalf"
     before = one.settings()
-    taken = take(one.path)
+    taken = take(one.master)
     assert taken == Taken(True, b"one\ntwo\nno newline\0\0half", 20, b"")
     assert one.settings() == before
     assert one.read() is None
@@ -114,7 +114,7 @@ def test_lines_marks_and_a_half_typed_line_are_told_apart(one: Pty) -> None:
 def test_where_the_half_typed_line_begins(one: Pty, typed: bytes, complete: int) -> None:
     one.type(typed)
     one.shown()
-    assert take(one.path).complete == complete
+    assert take(one.master).complete == complete
 
 
 @can_put
@@ -122,7 +122,7 @@ def test_it_is_put_back_as_it_was(one: Pty, other: Pty) -> None:
     one.type(b"one\rtwo\x04\x04ha")
     one.shown()
     before = other.settings()
-    assert put(other.path, other.master, take(one.path)) == b""
+    assert put(other.master, take(one.master)) == b""
     assert other.settings() == before
     assert other.shown() == b""  # not echoed a second time
     assert other.read_all() == [b"one\n", b"two", b""]  # and the half line not read
@@ -137,10 +137,10 @@ def test_control_characters_are_not_obeyed_a_second_time(one: Pty, other: Pty) -
     quoted = b"\x03\x1a\x1c\x15\x17\x7f\x04\x13\x11\x0f\x16\n\r"
     one.type(b"a" + b"".join(b"\x16" + bytes([key]) for key in quoted) + b"z")
     one.shown()
-    taken = take(one.path)
+    taken = take(one.master)
     assert taken.seen == b"a" + quoted + b"z"
     assert taken.complete == 0
-    put(other.path, other.master, taken)
+    put(other.master, taken)
     assert other.read() is None
     other.type(b"\x04")
     assert b"".join(other.read_all()) == b"a" + quoted + b"z"
@@ -154,10 +154,10 @@ def test_raw_input_stays_raw(one: Pty, other: Pty) -> None:
         terminal_.change(without=termios.ISIG | termios.IXON | termios.IEXTEN)
         terminal_.change(without=termios.ICRNL)
     one.type(everything)
-    taken = take(one.path)
+    taken = take(one.master)
     assert taken == Taken(False, everything, len(everything), b"")
     before = other.settings()
-    assert put(other.path, other.master, taken) == b""
+    assert put(other.master, taken) == b""
     assert other.settings() == before
     assert b"".join(other.read_all()) == everything
 
@@ -181,11 +181,11 @@ def test_64_kib_of_type_ahead(one: Pty, other: Pty, canonical: bool, echo: bool)
     rest = one.type(rest)
     shown += one.shown(0.2)
     assert len(text) - len(rest) > 8192
-    taken = take(one.path)
+    taken = take(one.master)
     assert one.shown() == b""
     assert len(taken.seen) + len(taken.unseen) == len(text) - len(rest)
     assert taken.unseen
-    left = put(other.path, other.master, taken) + rest
+    left = put(other.master, taken) + rest
     got = b""
     deadline = time.monotonic() + 20
     while len(got) < len(text) and time.monotonic() < deadline:
@@ -202,7 +202,7 @@ def test_taken_and_put_back_many_times(one: Pty) -> None:
     one.type(b"first\rsecond\x04third")
     one.shown()
     for _ in range(20):
-        assert put(one.path, one.master, take(one.path)) == b""
+        assert put(one.master, take(one.master)) == b""
     assert one.shown() == b""
     one.type(b"\r")
     assert one.read_all() == [b"first\n", b"second", b"third\n"]
@@ -212,7 +212,7 @@ def test_taken_and_put_back_many_times(one: Pty) -> None:
 def test_an_interrupt_in_what_nobody_saw_yet_still_interrupts(one: Pty, other: Pty) -> None:
     """Behind a full buffer it had no effect yet; it must have it once, in the other."""
     taken = Taken(True, b"x" * 100, 0, b"y\x03")
-    assert put(other.path, other.master, taken) == b""
+    assert put(other.master, taken) == b""
     time.sleep(0.05)
     assert other.shown().endswith(b"^C")
     assert other.read() is None  # what was typed before an interrupt is dropped with it

@@ -449,13 +449,15 @@ async def test_of_what_was_suspended_before_it_came_a_sidecar_says_so(tmp_path: 
     sidecar = PodSidecar(Settings.read(env))
     fence: Any = SimpleNamespace(suspended="")
     sidecar._fence = fence
-    ask = {"do": "suspend", "checkpoint": "it-3-k1"}
+    own = {"session": env["HOLDFAST_SESSION_UID"], "namespace": env["HOLDFAST_NAMESPACE"],
+           "epoch": int(env["HOLDFAST_EPOCH"])}  # fmt: skip
+    ask = {"do": "suspend", "checkpoint": "it-3-k1", **own}
     with pytest.raises(AgentError, match="served") as not_yet:
         await sidecar._asked(ask)
     assert not_yet.value.code == "not_serving"
     fence.suspended = "it-3-k1"
     assert await sidecar._asked(ask) == {"seq": 0}
-    for other in ({"do": "suspend", "checkpoint": "it-3-k2"}, {"do": "unpark"}):
+    for other in ({**ask, "checkpoint": "it-3-k2"}, {"do": "unpark", **own}):
         with pytest.raises(AgentError, match="suspended") as superseded:
             await sidecar._asked(other)
         assert superseded.value.code == "superseded"

@@ -91,7 +91,8 @@ def bring(pods: Callable[[Pod | None], Pod], kept: Kept) -> Bring:
 
 def again(pod: Pod, session: str = "session-uid") -> None:
     wide = {"HOLDFAST_COLUMNS": "100"} if session == "fork-uid" else {}
-    pod.start_sidecar(HOLDFAST_RESTORE="stored", HOLDFAST_SESSION_UID=session, **wide)
+    pod.session = session
+    pod.start_sidecar(HOLDFAST_RESTORE="stored", **wide)
 
 
 def commit(pod: Pod, kept: Kept, why: str, /, **other: Any) -> dict[str, Any]:

@@ -319,6 +319,7 @@ class Pod:
         """`before` is the pod whose session is to go on in this one: they have one API."""
         self.folder, self.duration, self.before = folder, duration, before
         self.uid, self.epoch = ("target-uid", 4) if before else ("pod-uid", 3)
+        self.session = OWNER
         self.state, self.run = folder / "state", folder / "run"
         self.state.mkdir()
         self.run.mkdir()
@@ -338,7 +339,7 @@ class Pod:
             **self.api.environment(),
             "HOLDFAST_SESSION": "it",
             "HOLDFAST_NAMESPACE": "ns",
-            "HOLDFAST_SESSION_UID": OWNER,
+            "HOLDFAST_SESSION_UID": self.session,
             "HOLDFAST_EPOCH": str(self.epoch),
             "HOLDFAST_RESTORE": "it-3" if self.before else "",
             "HOLDFAST_LEASE_SECONDS": str(self.duration),
@@ -432,7 +433,8 @@ class Pod:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(40)
             sock.connect(str(path))
-            sock.sendall(json.dumps({"do": what, **fields}).encode() + b"\n")
+            own = {"session": self.session, "namespace": "ns", "epoch": self.epoch}
+            sock.sendall(json.dumps({"do": what, **own, **fields}).encode() + b"\n")
             with sock.makefile("rb") as stream:
                 line = stream.readline()
         if not line:

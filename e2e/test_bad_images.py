@@ -11,8 +11,10 @@ import pytest
 from e2e.cluster import build, faults
 from e2e.cluster.places import SHARED
 from e2e.lab import KubectlError, Lab, Session, until
-from e2e.movers import ask, await_agents, check, checkpoint, longest_gap, walking
+from e2e.movers import ask, await_agents, check, checkpoint, longest_gap, passed, walking
 from e2e.test_store import KEPT_WITHIN, OFTEN, REPL, await_kept
+
+__all__ = ["passed"]
 
 KEPT: Final = "/var/lib/holdfast-node/kept"
 FULL: Final = "of the 1 MiB for checkpoints"
@@ -77,6 +79,7 @@ def refused(session: Session, reason: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.attacks(18, 20)
 @pytest.mark.timeout(400)
 def test_what_was_tampered_with_is_not_brought_back(lab: Lab) -> None:
     """All at once, for each takes its time. Put right, they go on where they were."""
@@ -106,6 +109,27 @@ def test_what_was_tampered_with_is_not_brought_back(lab: Lab) -> None:
     fork = lab.begin("misfit", *REPL, image=build.BUSYBOX,
                      spec={"forkFrom": {"checkpoint": stored["older"].name}})  # fmt: skip
     refused(fork, "the session ran in the image")
+
+
+@pytest.mark.attacks(19)
+@pytest.mark.timeout(240)
+def test_a_stolen_disk_says_nothing(lab: Lab) -> None:
+    """The session's memory and files are looked for on the node that keeps its checkpoint."""
+    session = lab.session("secretive", *REPL)
+    session.await_text("ready>")
+    # Joined only in memory and in the file, so that the input itself is no copy of it.
+    session.type("word = 'quin' + 'quireme'; open('/tmp/note', 'w').write(word * 999)")
+    session.type("print('not' + 'ed')")
+    session.await_text("noted")
+    stored = suspended(session)
+    assert stored.do("grep -rlF quinquireme /var/lib/holdfast-node || true") == ""
+    assert int(stored.do("find . -type f -size +64k | wc -l")), "no memory is stored here"
+    assert stored.do("find /var/lib/holdfast-node -type f -perm /077") == ""
+    assert stored.do("find /var/lib/holdfast-node -type f ! -user 0") == ""
+    wake(session)
+    session.await_epoch(2)
+    session.type("print('still', word[:4])")
+    session.await_text("still quin")
 
 
 @pytest.mark.long

@@ -22,6 +22,9 @@ from e2e.lab import (
     manifest,
     until,
 )
+from e2e.movers import passed
+
+__all__ = ["passed"]
 
 # kubelet looks at its containers once a second: every round begins at another moment of that.
 ROUNDS = 6
@@ -196,6 +199,7 @@ def test_the_restricted_profile_admits_it(lab: Lab) -> None:
         lab.kubectl("delete", "namespace", "strict", "--timeout=90s")
 
 
+@pytest.mark.attacks(23)
 def test_the_user_gets_no_token_and_the_sidecar_only_its_own(lab: Lab) -> None:
     session = lab.session("poor", "bash")
     session.type("ls /var/run/secrets; echo looked")

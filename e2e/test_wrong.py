@@ -9,6 +9,9 @@ import pytest
 import yaml
 
 from e2e.lab import KubectlError, Lab, Session, until
+from e2e.movers import passed
+
+__all__ = ["passed"]
 
 WRONG = Path(__file__).parent / "wrong"
 FILES = sorted(WRONG.glob("*.yaml"))
@@ -22,6 +25,7 @@ def expectation(path: Path) -> tuple[str, str]:
     return kind, text
 
 
+@pytest.mark.attacks(27)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_wrong_manifest(lab: Lab, path: Path) -> None:
     kind, text = expectation(path)

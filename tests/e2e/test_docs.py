@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = REPOSITORY / "docs" / "cluster.md"
 FAULTS = REPOSITORY / "docs" / "faults.md"
 GATEWAY = REPOSITORY / "docs" / "gateway.md"
+SECURITY = REPOSITORY / "docs" / "security.md"
 TESTS = REPOSITORY / "e2e" / "test_faults.py"
 DONE = {*range(1, 38), 40}  # provoked in full
 
@@ -39,11 +40,21 @@ def all_tests(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
             yield node
 
 
+def marks(test: ast.FunctionDef | ast.AsyncFunctionDef, kind: str) -> Iterator[int]:
+    """The numbers that it is marked with."""
+    for mark in test.decorator_list:
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == f"pytest.mark.{kind}":
+            yield from (int(ast.literal_eval(number)) for number in mark.args)
+
+
 def marked() -> Iterator[tuple[int, str]]:
     for test in all_tests(TESTS):
-        for mark in test.decorator_list:
-            if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.faults":
-                yield from ((int(ast.literal_eval(number)), test.name) for number in mark.args)
+        yield from ((number, test.name) for number in marks(test, "faults"))
+
+
+def attacks() -> dict[int, str]:
+    """What tries it, by number."""
+    return rows(GATEWAY) | rows(SECURITY)
 
 
 def test_every_fault_has_a_row() -> None:
@@ -76,19 +87,36 @@ def test_what_is_not_there_yet_says_so() -> None:
         assert (number not in DONE) == ("ot yet" in text), number
 
 
+def named_in(text: str) -> Iterator[tuple[str, str]]:
+    """File and name of each test that a row names."""
+    path = ""
+    for word in re.findall(r"`([^`]+)`", text):
+        if word.startswith(("tests/", "e2e/")):
+            path = word
+        else:
+            assert path, f"{word} has no file before it"
+            yield path, word
+
+
 def test_every_attack_has_a_row_and_its_tests_are_there() -> None:
-    found = rows(GATEWAY)
-    assert list(found) == list(range(1, 17))
-    for number, text in found.items():
-        path = None
-        for word in re.findall(r"`([^`]+)`", text):
-            if word.startswith(("tests/", "e2e/")):
-                path = REPOSITORY / word
-            else:
-                assert path is not None, number
-                names = {test.name for test in all_tests(path)}
-                assert word in names, f"{number}: {word} in {path}"
-        assert "`" in text or text.startswith("not yet: "), number
+    assert list(rows(GATEWAY)) == list(range(1, 17))
+    for number, text in attacks().items():
+        named = list(named_in(text))
+        assert named, f"{number} names no test"
+        for path, name in named:
+            assert name in {test.name for test in all_tests(REPOSITORY / path)}, (number, name)
+
+
+def test_every_attack_on_a_cluster_is_in_its_row() -> None:
+    named = {number: set(named_in(text)) for number, text in attacks().items()}
+    found = 0
+    for path in sorted((REPOSITORY / "e2e").glob("test_*.py")):
+        for test in all_tests(path):
+            for number in marks(test, "attacks"):
+                found += 1
+                place = path.relative_to(REPOSITORY).as_posix()
+                assert (place, test.name) in named.get(number, ()), f"{test.name} makes {number}"
+    assert found >= 20, "is this still how they are marked?"
 
 
 def test_every_way_to_break_it_is_told() -> None:

@@ -241,6 +241,11 @@ class Container:
         thread.join()
         return result[0]
 
+    @property
+    def cgroup(self) -> str:
+        """Its name, by which a container is known."""
+        return self._cgroups[0].name
+
     def pids(self) -> list[int]:
         """Host PIDs of all its processes but hold."""
         found = (self._cgroups[1] / "cgroup.procs").read_text().split()

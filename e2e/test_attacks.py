@@ -184,8 +184,14 @@ def test_a_cluster_with_one_authority_for_all_is_not_served(lab: Lab, guests: Gu
     publish(data[theirs] + data[own])
     try:
         until(refused, "no gateway starts", 120)
-        logs = lab.kubectl("logs", "-n", OPERATOR_NAMESPACE, *GATEWAYS, "--previous")
-        assert "have the same CA" in logs
+
+        def said() -> bool:
+            # A container that has just been replaced once more has no log for a moment.
+            return "have the same CA" in lab.kubectl(
+                "logs", "-n", OPERATOR_NAMESPACE, *GATEWAYS, "--previous"
+            )
+
+        until(said, "they say why", 60)
         assert replicas(lab) == []
         with pytest.raises(KubectlError):
             lab.kubectl("get", "--raw", "/apis/subresources.holdfast.dev/v1alpha1")

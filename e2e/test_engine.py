@@ -258,7 +258,7 @@ async def test_a_session_is_found_by_its_pod(bench: kit.Lab, engine: Engine) -> 
     kit.until(lambda: "sleep" in session.pids().values(), "an orphan")
     with pytest.raises(NotFound):
         containers.find(uid)  # its Pod was not read yet
-    containers.know(uid, f"pod{uid}", "")
+    containers.know(uid, session.container.cgroup, "")
     assert containers.find(uid) == containers.Pod(uid, session.container.hold, None)
     inside = containers.inner_pid(containers.command_of(session.keeper))
     assert session.container.ask("status")["command_pid"] == inside

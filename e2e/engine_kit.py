@@ -218,6 +218,17 @@ class Container:
             if "event" not in answer:
                 return answer
 
+    @contextlib.contextmanager
+    def replaced_socket(self) -> Iterator[None]:
+        """As the session can: another's socket lies where hold's was."""
+        path = self.root / ".holdfast/hold.sock"
+        path.rename(path.with_suffix(".was"))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.bind(str(path))
+            sock.listen()
+            yield
+        path.with_suffix(".was").rename(path)
+
     def start(self) -> None:
         answer = self.ask("start 80x24")
         assert answer["ok"], answer
@@ -226,6 +237,12 @@ class Container:
         """As if so many processes had come and gone in it."""
         words = ["sh", "-c", f"echo {number} > /proc/sys/kernel/ns_last_pid"]
         subprocess.run(["nsenter", "-t", str(self.hold), "-p", *words], check=True)
+
+    def leave_orphan(self, words: str) -> None:
+        """As `kubectl exec` may: a process that comes from outside, and whose parent ends."""
+        command = ["nsenter", "-t", str(self.hold), "-p", "-m", "sh", "-c", f"{words} &"]
+        nothing = subprocess.DEVNULL
+        subprocess.run(command, check=True, stdin=nothing, stdout=nothing)
 
     def enter_network(self, act: Callable[[], Any]) -> Any:
         """Calls `act` in a thread that is in the container's network."""

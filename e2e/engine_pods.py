@@ -17,6 +17,7 @@ import pytest
 from e2e import engine_kit as kit
 from holdfast_node import containers, layer
 from holdfast_node.containers import Pod
+from holdfast_node.peers import keeper_of
 from holdfast_node.tree import Place
 from holdfast_wire.errors import NotFound
 
@@ -113,7 +114,7 @@ def _home(pid: int, _volumes: object) -> dict[str, Place]:
 
 @contextlib.contextmanager
 def typist(container: kit.Container) -> Iterator[kit.Typist]:
-    found = containers.terminal_of(containers.keeper_of(container.hold))
+    found = containers.terminal_of(keeper_of(container.hold))
     made = kit.Typist(found.master)
     try:
         yield made

@@ -21,6 +21,7 @@ kit.use_pycriu()
 
 from holdfast_node import connections, containers, freezer, preflight, terminal  # noqa: E402
 from holdfast_node.engine import Engine, Restored  # noqa: E402
+from holdfast_node.peers import keeper_of  # noqa: E402
 from holdfast_node.preflight import Preflight  # noqa: E402
 
 
@@ -57,7 +58,7 @@ class Session:
 
     @property
     def keeper(self) -> int:
-        return containers.keeper_of(self.container.hold)
+        return keeper_of(self.container.hold)
 
     def pids(self) -> dict[int, str]:
         """What runs, by the container's numbers."""

@@ -28,12 +28,36 @@ from e2e.engine_session import (
 from holdfast_node import containers, freezer, terminal
 from holdfast_node.engine import Engine
 from holdfast_node.failure import DumpFailed
+from holdfast_node.peers import keeper_of
 from holdfast_node.preflight import Preflight
-from holdfast_wire.errors import NotFound
+from holdfast_wire.errors import NotFound, Unavailable
 
 __all__ = ["bench", "engine", "node", "tidy"]  # fixtures; `tidy` stands in for the cluster's
 
 pytestmark = pytest.mark.timeout(60)
+
+
+async def test_who_calls_itself_keeper_is_not_taken_for_it(bench: kit.Lab, engine: Engine) -> None:
+    """Attack 44: an orphan of `kubectl exec` is hold's child, and names itself as it likes. It was
+    frozen in the session's place, which ran on."""
+    container = bench.container("a")
+    container.leave_orphan("cp /usr/bin/sleep /home/user/keeper; setsid /home/user/keeper 1000")
+
+    def called_keeper() -> list[int]:
+        children = freezer.children(container.hold)
+        return [pid for pid in children if containers.name(pid) == "keeper"]
+
+    kit.until(called_keeper, "the orphan is hold's child")
+    [impostor] = called_keeper()
+    with pytest.raises(NotFound):
+        keeper_of(container.hold)
+    session = Session(container)
+    assert called_keeper() == [impostor, session.keeper]
+    cage = await engine.freeze(container.hold)
+    assert cage.members() == freezer.descendants(session.keeper)
+    cage.thaw()
+    with container.replaced_socket(), pytest.raises(Unavailable, match="in the place of hold"):
+        keeper_of(container.hold)
 
 
 async def test_bash_in_a_read_moves_with_its_job(bench: kit.Lab, engine: Engine) -> None:
@@ -48,7 +72,7 @@ async def test_bash_in_a_read_moves_with_its_job(bench: kit.Lab, engine: Engine)
     target.waited = 0.2
     await move(engine, session, target, bench.images())
     assert target.container.ask("status")["command_pid"] == 302
-    keeper = containers.keeper_of(target.container.hold)
+    keeper = keeper_of(target.container.hold)
     assert {containers.inner_pid(p): containers.name(p) for p in freezer.descendants(keeper)} == was
     target.typist.type("moved\n")
     target.typist.until("got=moved")
@@ -92,7 +116,7 @@ async def test_typed_ahead_lines_move_unread(bench: kit.Lab, engine: Engine) -> 
     await move(engine, session, target, bench.images(), take=True)
     sleeper = next(
         pid
-        for pid in freezer.descendants(containers.keeper_of(target.container.hold))
+        for pid in freezer.descendants(keeper_of(target.container.hold))
         if containers.name(pid) == "sleep"
     )
     os.kill(sleeper, signal.SIGTERM)

@@ -30,6 +30,7 @@ from holdfast_node import containers, freezer
 from holdfast_node.engine import Engine
 from holdfast_node.failure import DumpFailed, RestoreFailed
 from holdfast_node.inside import OWN_PIDS
+from holdfast_node.peers import keeper_of
 
 __all__ = ["bench", "engine", "node", "tidy"]  # fixtures; `tidy` stands in for the cluster's
 
@@ -144,7 +145,7 @@ async def test_an_agent_killed_while_restoring_lets_nothing_run(
         if held:
             await eventually(lambda: len(freezer.children(target.hold)) == 1)
             assert there.frozen()
-            keeper = containers.keeper_of(target.hold)
+            keeper = keeper_of(target.hold)
             assert sorted(there.members()) == sorted(freezer.descendants(keeper))
             assert there.path in [one.path for one in freezer.frozen_ones()]
             there.kill()

@@ -14,6 +14,7 @@ from e2e.engine_session import Session, Target, bench, dumped, engine, move, nod
 from holdfast_node import containers
 from holdfast_node.engine import Engine
 from holdfast_node.failure import DumpFailed
+from holdfast_node.peers import keeper_of
 
 __all__ = ["bench", "engine", "node", "tidy"]  # fixtures; `tidy` stands in for the cluster's
 
@@ -63,7 +64,7 @@ async def test_a_shell_with_its_jobs(bench: kit.Lab, engine: Engine, shell: str,
 
 def foreground(target: Target) -> str:
     """Who has the terminal: the shell, or the name of its job."""
-    keeper = containers.keeper_of(target.container.hold)
+    keeper = keeper_of(target.container.hold)
     command = containers.command_of(keeper)
     stat = Path(f"/proc/{command}/stat").read_text().rpartition(")")[2].split()
     group = int(stat[5])

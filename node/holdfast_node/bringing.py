@@ -20,7 +20,7 @@ from holdfast_node.engine import Engine
 from holdfast_node.landing import Landing, commit
 from holdfast_node.order import Bring
 from holdfast_node.pair import Manifest
-from holdfast_node.peers import Refused
+from holdfast_node.peers import Refused, keeper_of
 from holdfast_node.spool import IMAGES
 from holdfast_node.stores import check_brought
 from holdfast_node.taking import ask
@@ -92,7 +92,7 @@ async def resume(order: Bring, engine: Engine) -> None:
 def _taken(pod: Pod, engine: Engine) -> bool:
     """Something of a session is in the pod: CRIU must not be let at it again."""
     try:
-        containers.keeper_of(pod.hold)
+        keeper_of(pod.hold)
     except NotFound:
         return _held(engine.freezer(pod.hold))
     return True

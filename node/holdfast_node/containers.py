@@ -2,7 +2,8 @@
 
 Everything is read from the host's /proc. A session's own processes, and a tenant's other
 containers, can name themselves as they like, so no name counts: hold and the sidecar are the first
-processes of the containers that the Pod's status names by ID, and the keeper is hold's own child.
+processes of the containers that the Pod's status names by ID, and the keeper is the child of hold
+that hold itself names (peers.keeper_of): an orphan of `kubectl exec` is its child too.
 """
 
 from __future__ import annotations
@@ -61,14 +62,6 @@ def find(pod_uid: str) -> Pod:
         raise NotFound(f"no session runs in pod {pod_uid} on this node")
     beside = (pid for pid in firsts if sidecar and in_container(pid, sidecar))
     return Pod(pod_uid, hold, next(beside, None))
-
-
-def keeper_of(hold: int) -> int:
-    """The root of the tree; NotFound when none was started or it has ended."""
-    for pid in freezer.children(hold):
-        if name(pid) == "keeper" and not ending(pid):
-            return pid
-    raise NotFound("the session has no processes")
 
 
 def command_of(keeper: int) -> int:

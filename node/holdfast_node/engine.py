@@ -44,6 +44,7 @@ from .failure import DumpFailed, Reason, RestoreFailed, explain
 from .freezer import CGROUPS, Freezer
 from .inside import LIST, OWN_PIDS
 from .lazy import Following, PagesLost
+from .peers import keeper_of
 from .preflight import NOTES
 
 _HELD = "pre-resume"
@@ -183,9 +184,12 @@ class Engine:
         cgroups: Path = CGROUPS,
         notes: bytes = b"",
         also: tuple[int, ...] = (),
+        hold_socket: Path | None = None,
     ) -> None:
         """`notes` is what CRIU found out about this kernel (Preflight.notes). `also`: descriptors
-        that whatever works in a container has too, such as a lock's, free when nothing does."""
+        that whatever works in a container has too, such as a lock's, free when nothing does.
+        `hold_socket`: of the one session that it is for, if that is in no pod."""
+        self._hold_socket = hold_socket
         self._bundle = bundle
         self._also = also
         self._cgroups = cgroups
@@ -197,7 +201,8 @@ class Engine:
     async def freeze(self, hold: int) -> Freezer:
         """Stops the session in hold's container. NotFrozen: it runs on."""
         cage = self.freezer(hold)
-        await asyncio.to_thread(cage.freeze_tree, containers.keeper_of(hold))
+        keeper = await asyncio.to_thread(keeper_of, hold, self._hold_socket)
+        await asyncio.to_thread(cage.freeze_tree, keeper)
         return cage
 
     @contextlib.asynccontextmanager
@@ -211,7 +216,7 @@ class Engine:
             raise Unavailable(
                 "memory of the session is still on its way here", "try again when it has come"
             )
-        keeper = containers.keeper_of(hold)
+        keeper = await asyncio.to_thread(keeper_of, hold, self._hold_socket)
         place = Place(hold, self._bundle, images, self._cgroups, self._also)
         async with enter(place, restoring=False, lazy=lazy) as entered:
             await asyncio.to_thread(self.freezer(hold).gather, keeper)

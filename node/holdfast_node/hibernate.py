@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast_wire.errors import Ended, HoldfastError, Internal, Unavailable, Unsupported
 
-from . import connections, containers, local_criu, safe_open, terminal
-from .peers import Refused, ask_hold_at
+from . import connections, local_criu, safe_open, terminal
+from .peers import Refused, ask_hold_at, keeper_of
 from .resting import SUSPENDING, WAKING, Resting
 from .shelf import IMAGES, QUEUED, STATE, Shelf
 from .terminal import Taken
@@ -64,7 +64,7 @@ def _engine(session: Resting, lock: int, hold_program: str) -> Engine:
     bundle = local_criu.bundle(session.shelf.criu, Path(hold_program))
     from .engine import Engine
 
-    return Engine(bundle, also=(lock,))
+    return Engine(bundle, also=(lock,), hold_socket=session.hold_socket)
 
 
 async def suspend(session: Resting, hold_program: str) -> dict[str, Any]:
@@ -116,7 +116,8 @@ async def _take(session: Resting, hold: int, engine: Engine) -> None:
     cage = session.cage(hold)
     async with engine.dumping(hold, to / IMAGES) as dumping:
         await session.ask("park")
-        await asyncio.to_thread(cage.freeze_tree, containers.keeper_of(hold))
+        keeper = await asyncio.to_thread(keeper_of, hold, session.hold_socket)
+        await asyncio.to_thread(cage.freeze_tree, keeper)
         _say(doing="storing its memory")
         outside = connections.external(hold, cage.members())
         (to / _CUT).write_text(json.dumps([(one.local, one.remote) for one in outside]))

@@ -22,7 +22,7 @@ from holdfast_node.engine import Engine
 from holdfast_node.freezer import descendants
 from holdfast_node.order import Keep, Phase, Saved, Then
 from holdfast_node.pair import SALT, Keys
-from holdfast_node.peers import Refused
+from holdfast_node.peers import Refused, keeper_of
 from holdfast_node.spool import Spool
 from holdfast_node.stores import Stores
 from holdfast_node.taking import SIDECAR_SECONDS, Gone, Taking, ask
@@ -155,7 +155,7 @@ def resident(pod: Pod) -> int:
     """Bytes of memory that the session's processes do not have from files; what they share counts
     for each."""
     found = 0
-    for pid in descendants(containers.keeper_of(pod.hold)):
+    for pid in descendants(keeper_of(pod.hold)):
         try:
             status = containers.status(pid)
         except OSError:  # it ended

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast_wire.errors import HoldfastError, Unavailable
+from holdfast_wire.errors import HoldfastError, NotFound, Unavailable
 
-from . import safe_open
+from . import containers, freezer, safe_open
 from .safe_open import UnsafePath
 
 AGENT_SOCKET: Final = "var/lib/holdfast/agent.sock"
@@ -81,10 +82,38 @@ class SidecarLink:
 
 def ask_hold(pid: int, request: str, descriptor: int | None = None) -> dict[str, Any]:
     """`pid` is hold's own, on the host."""
-    kind = socket.SOCK_SEQPACKET
-    return _ask_hold(
-        partial(safe_open.connect, pid, HOLD_SOCKET, kind, _ANSWER_SECONDS), request, descriptor
-    )
+    return _ask_hold(partial(_to_hold, pid, None), request, descriptor)
+
+
+def keeper_of(hold: int, path: Path | None = None) -> int:
+    """The root of the session's tree, by hold's word: what a process calls itself says nothing, and
+    orphans of others become hold's children too. `path`: of hold's socket, if it is in no pod.
+    NotFound: none was started, or it has ended."""
+    said = _ask_hold(partial(_to_hold, hold, path), "status", None)
+    own = len(containers.status(hold)["NSpid"].split())
+    for pid in freezer.children(hold) if said.get("exited") is False else ():
+        if containers.ending(pid):
+            continue
+        numbers = containers.status(pid)["NSpid"].split()
+        # One with more numbers is in a PID namespace of its own, and counted by that.
+        if len(numbers) == own and int(numbers[-1]) == said.get("keeper_pid"):
+            return pid
+    raise NotFound("the session has no processes")
+
+
+def _to_hold(hold: int, path: Path | None) -> socket.socket:
+    """Its socket lies where the session can put another in its place. The kernel knows who made the
+    one that answers."""
+    if path is None:
+        kind = socket.SOCK_SEQPACKET
+        sock = safe_open.connect(hold, HOLD_SOCKET, kind, _ANSWER_SECONDS)
+    else:
+        sock = _connected(path, socket.SOCK_SEQPACKET)
+    peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    if struct.unpack("3i", peer)[0] != hold:
+        sock.close()
+        raise OSError("another process listens in the place of hold")
+    return sock
 
 
 def ask_hold_at(path: Path, request: str, descriptor: int | None = None) -> dict[str, Any]:

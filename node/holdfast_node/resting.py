@@ -24,7 +24,7 @@ from holdfast_wire.errors import Busy, HoldfastError, Unavailable
 
 from . import containers, freezer, terminal
 from .freezer import Freezer
-from .peers import Refused, SidecarLink
+from .peers import Refused, SidecarLink, keeper_of
 from .shelf import QUEUED, Shelf
 from .terminal import Taken
 
@@ -117,7 +117,7 @@ class Resting:
     def empty_terminal(self, hold: int, to: Path) -> None:
         """What was typed and not read, into the folder that is stored, and beside it for the case
         that it goes on here."""
-        found = containers.terminal_of(containers.keeper_of(hold))
+        found = containers.terminal_of(keeper_of(hold, self.hold_socket))
         try:
             taken = terminal.take(found.master)
         finally:
@@ -130,7 +130,7 @@ class Resting:
         queued = self.folder / QUEUED
         with contextlib.suppress(FileNotFoundError):
             taken = Taken.from_json(json.loads(queued.read_text()))
-            found = containers.terminal_of(containers.keeper_of(hold))
+            found = containers.terminal_of(keeper_of(hold, self.hold_socket))
             try:
                 terminal.put(found.master, taken)
             finally:

@@ -31,7 +31,7 @@ from holdfast_node.engine import Dumping, Engine
 from holdfast_node.freezer import Freezer, descendants
 from holdfast_node.order import Keep, Move
 from holdfast_node.pair import Facts
-from holdfast_node.peers import STATE, Refused, SidecarLink
+from holdfast_node.peers import STATE, Refused, SidecarLink, keeper_of
 from holdfast_node.pods import register
 from holdfast_node.progress import Progress
 from holdfast_node.safe_open import Folder, UnsafePath, as_user, folder
@@ -302,7 +302,7 @@ def _fill_terminal(pod_uid: str) -> None:
     except (ValueError, KeyError, TypeError, UnsafePath) as error:
         log.warning("input was lost: its file was changed", pod=pod_uid, why=str(error))
         return
-    found = containers.terminal_of(containers.keeper_of(pod.hold))
+    found = containers.terminal_of(keeper_of(pod.hold))
     try:
         rest = terminal.put(found.master, kept)
     finally:

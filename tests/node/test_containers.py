@@ -44,11 +44,6 @@ def test_a_pod_that_is_not_here_is_not_found() -> None:
         containers.find("0f6b1c34-5e2d-4b6f-9a8e-1234567890ab")
 
 
-def test_a_hold_without_a_session_has_no_keeper() -> None:
-    with pytest.raises(NotFound):
-        containers.keeper_of(os.getpid())
-
-
 def test_a_pid_1_inside_the_session_is_not_its_containers_first() -> None:
     """Attack 28: `unshare -Urp` makes a PID 1 with any argv; it lies one namespace too deep."""
     deeper = "exec -a holdfast-sidecar sleep 60"

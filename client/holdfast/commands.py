@@ -244,10 +244,21 @@ def _wanted(text: str) -> set[str]:
     return wanted
 
 
+def _most(options: Any) -> float:
+    return float("inf") if options.limit is None else options.limit
+
+
 def journal(given: Given) -> int:
     options = given.options
-    result = _ask(given, "journal", after=options.after, limit=options.limit)
-    records = result.get("records", [])
+    with session_of(given) as session:
+        result = session.request("journal", after=options.after, limit=options.limit)
+        records, then = list(result.get("records", [])), result.get("next")
+        while options.after is not None and then is not None and len(records) < _most(options):
+            left = None if options.limit is None else options.limit - len(records)
+            page = session.request("journal", after=then, limit=left)
+            records += page.get("records", [])
+            then = page.get("next")
+    result |= {"records": records, "next": then}
     if structured(options.output, result):
         return 0
     rows = [_record(record) for record in records if isinstance(record, dict)]

@@ -320,8 +320,16 @@ class Session:
         return Graph.of(await self.request("graph"))
 
     async def journal(self, *, after: int | None = None, limit: int | None = None) -> list[Record]:
+        """The last records, or those after the record of number `after`, page by page."""
         found = await self.request("journal", after=after, limit=limit)
-        return [Record.of(one) for one in found.get("records") or () if isinstance(one, dict)]
+        records = list(found.get("records") or ())
+        while after is not None and (then := found.get("next")) is not None:
+            left = None if limit is None else limit - len(records)
+            if left is not None and left <= 0:
+                break
+            found = await self.request("journal", after=then, limit=left)
+            records += found.get("records") or ()
+        return [Record.of(one) for one in records if isinstance(one, dict)]
 
     async def wait(self, *wanted: str, timeout: float | None = None) -> State:  # noqa: ASYNC109
         """Until it is in one of these states, or in `input`: any in which it waits for somebody.

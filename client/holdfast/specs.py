@@ -142,7 +142,7 @@ def _wait(parser: CommandParser) -> None:
 
 
 def _journal(parser: CommandParser) -> None:
-    parser.option("--after", type=count, metavar="N", help="only what came after input number N")
+    parser.option("--after", type=count, metavar="N", help="only what came after record number N")
     parser.option("--limit", type=count, metavar="N", help="at most N records")
     _output(parser)
 

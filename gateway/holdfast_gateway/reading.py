@@ -53,8 +53,14 @@ _SCREEN = (
     Field("scrollback", Kind.FLAG, "With what has scrolled away.", default=False),
 )
 _JOURNAL = (
-    Field("after", Kind.COUNT, "Inputs after this `order`.", default=0, low=0, high=2**53),
-    Field("limit", Kind.COUNT, "At most so many, the last.", default=1000, low=1, high=5000),
+    Field(
+        "after",
+        Kind.COUNT,
+        "Records after this `number`, the oldest first; without it, the last.",
+        low=0,
+        high=2**53,
+    ),
+    Field("limit", Kind.COUNT, "At most so many.", default=1000, low=1, high=5000),
 )
 
 ROUTES = (

@@ -183,13 +183,26 @@ COMPONENTS: Final[dict[str, Schema]] = {
         *("seq_start", "seq_end", "truncated"),
     ),
     "Record": thing(
-        {"time": TIME, "kind": TEXT, "actor": TEXT, "order": COUNT}, "actor", "order",
-        says="By `kind`: who came and went, who typed how much, ran what.",
+        {
+            "time": TIME, "kind": TEXT, "actor": TEXT, "order": COUNT, "number": COUNT,
+            "previous": {"type": "string", "description": "SHA-256 of the record before."},
+        },
+        *("actor", "order", "number", "previous"),
+        says="By `kind`: who came and went, who typed how much, ran what. Records are numbered and"
+        " linked in a chain.",
     ),
 }  # fmt: skip
 
 SESSIONS: Final = thing({"sessions": every(ref("Session"))})
-JOURNAL: Final = thing({"records": every(ref("Record"))})
+JOURNAL: Final = thing(
+    {
+        "records": every(ref("Record")),
+        "next": maybe({"type": "integer", "description": "`after` of the next page; null: none."}),
+        "count": COUNT,
+        "head": {"type": "string", "description": "SHA-256 of the last record."},
+    },
+    *("next", "count", "head"),
+)
 
 
 def inlined(schema: Any) -> Any:

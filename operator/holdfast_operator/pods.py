@@ -291,6 +291,7 @@ def _sidecar(
         "env": [
             *_sidecar_env(session, epoch, notice, command),
             *_gateway_env(settings),
+            *_journal_env(settings),
             *_env(dict(settings.sidecar_env)),
         ],
         "lifecycle": {
@@ -355,6 +356,14 @@ def _gateway_env(settings: Settings) -> list[Manifest]:
     if not settings.gateway:
         return []
     return _env({"HOLDFAST_GATEWAY": settings.gateway, "HOLDFAST_GATEWAY_CA": settings.gateway_ca})
+
+
+def _journal_env(settings: Settings) -> list[Manifest]:
+    told = {
+        "HOLDFAST_JOURNAL_FILE_BYTES": settings.journal_file_bytes,
+        "HOLDFAST_JOURNAL_FILES": settings.journal_files,
+    }
+    return _env({name: value for name, value in told.items() if value})
 
 
 def _probe(option: str, period: int) -> Manifest:

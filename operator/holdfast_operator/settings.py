@@ -23,6 +23,8 @@ class Settings:
     image_pull_policy: str = ""  # "": as Kubernetes chooses by the tag
     sidecar_resources: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_RESOURCES)
     sidecar_env: tuple[tuple[str, str], ...] = ()  # beside what the operator sets
+    journal_file_bytes: str = ""  # of the sidecar's journal; "": as the sidecar has it
+    journal_files: str = ""
     token_audience: str = ""  # "": the API server's own
     namespace: str = "default"  # where the operator itself is: its leader Lease
     pod_name: str = "holdfast-operator"
@@ -46,6 +48,8 @@ class Settings:
             image_pull_policy=env.get("HOLDFAST_IMAGE_PULL_POLICY", ""),
             sidecar_resources=_resources(env.get("HOLDFAST_SIDECAR_RESOURCES", "")),
             sidecar_env=_env(env.get("HOLDFAST_SIDECAR_ENV", "")),
+            journal_file_bytes=_number(env, "HOLDFAST_JOURNAL_FILE_BYTES"),
+            journal_files=_number(env, "HOLDFAST_JOURNAL_FILES"),
             token_audience=env.get("HOLDFAST_TOKEN_AUDIENCE", ""),
             namespace=env.get("HOLDFAST_NAMESPACE") or "default",
             pod_name=env.get("HOLDFAST_POD_NAME") or env.get("HOSTNAME") or "holdfast-operator",
@@ -101,6 +105,13 @@ def _env(text: str) -> tuple[tuple[str, str], ...]:
                 f'HOLDFAST_SIDECAR_ENV sets "{name}"',
                 f"choose a name that does not begin with {RESERVED_ENV}: those are the operator's",
             )
+    return found
+
+
+def _number(env: Mapping[str, str], name: str) -> str:
+    found = env.get(name, "")
+    if found and not found.isdigit():
+        raise BadRequest(f"{name} is {found[:40]}", "set it to a number")
     return found
 
 

@@ -10,7 +10,6 @@ import asyncio
 import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, Final
 
 from holdfast_sidecar import shell, snapshot
@@ -75,16 +74,12 @@ class Commands:
             if seen.activity is not Activity.PROMPT:
                 raise Busy(f"the shell is not at its prompt. {seen.sentence}", "wait for it")
             job = os.urandom(6).hex()
-            path = self._session.exec_folder / job
             text = shell.script(job, command, f"{actor} ({modality})", seen.name or "")
             self._session.journal.add("exec", actor=actor, modality=modality, command=command)
-            try:
-                _put(path, text, self._session.exec_readable_by_all)
+            with self._session.exec_folder.script(job, text) as path:
                 start = self._session.ring.head
                 order = await self._type(actor, modality, key, shell.typed(str(path)))
                 return {"order": order, "duplicate": False, **await self._follow(job, start)}
-            finally:
-                path.unlink(missing_ok=True)
 
     async def _type(self, actor: Actor, modality: str, key: bytes, data: bytes) -> int:
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -140,12 +135,3 @@ def _plain(data: bytes, columns: int, rows: int) -> str:
     terminal = Terminal(columns, rows, MAX_OUTPUT // 2)
     terminal.feed(data)
     return snapshot.text(terminal, scrollback=True, unwrap=True)
-
-
-def _put(path: Path, text: str, readable_by_all: bool) -> None:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    path.touch(mode=0o600)
-    path.write_text(text)
-    if readable_by_all:  # its shell may run as any user; who else could look is in no container
-        path.parent.chmod(0o711)
-        path.chmod(0o644)

@@ -30,6 +30,7 @@ from holdfast_sidecar.agent import AgentError
 from holdfast_sidecar.arrival import Arrival, settle_in
 from holdfast_sidecar.came import Came
 from holdfast_sidecar.departure import Departure
+from holdfast_sidecar.exec_folder import ExecFolder
 from holdfast_sidecar.fence import Fence, Superseded
 from holdfast_sidecar.hold import HoldError, HoldEvent, HoldLink, HoldStatus
 from holdfast_sidecar.kube import Api, ApiError
@@ -76,16 +77,15 @@ class PodSidecar:
         self._survey: Survey | None = None
         self._serving = False
         self._given_up = False
-        self._met = False  # the hold that this session began with
-        self._vanished = False  # and it is gone
+        self._met = self._vanished = False  # the hold that this session began with; and it is gone
         self._losing: asyncio.Task[None] | None = None  # the link is, and we see why
         self._speaking = False  # its last words, into the Lease
         self._told_to_go = False
 
     def _open(self, asked: spec.Spec) -> Sidecar:
         sidecar = Sidecar(self._settings.state, asked)
-        sidecar.session.exec_folder = self._settings.hold_socket.parent / "exec"
-        sidecar.session.exec_readable_by_all = True
+        run = self._settings.run
+        sidecar.session.exec_folder = ExecFolder(run / "exec", readable_by_all=True)
         sidecar.session.outlives_its_pod = True
         return sidecar
 

@@ -26,6 +26,8 @@ from holdfast_wire.ids import Actor, ClientId
 Body = dict[str, Any]
 # Leaves room for the JSON around it in one frame.
 _MAX_TEXT: Final = MAX_PAYLOAD - (64 << 10)
+# Of the journal, as it lies in its files.
+_PAGE_BYTES: Final = MAX_PAYLOAD // 2
 _MAX_GRACE: Final = 3600.0
 # Not while the session is being moved: what they did here might not have been done there.
 _ACTING: Final = frozenset(
@@ -211,12 +213,17 @@ class Requests:
         return {**asdict(graph), **told}
 
     async def _journal(self, _asker: Asker, body: Body) -> Body:
-        after = number_of(body, "after", 0, 0, 2**53)
+        """Without `after`, the newest; with it, those with a higher number, page by page."""
         limit = int(number_of(body, "limit", 1000, 1, 5000))
+        journal = self._session.journal
         self._session.flush_journal()
-        records = await asyncio.to_thread(lambda: list(self._session.journal.records()))
-        wanted = [r for r in records if r.get("order", after + 1) > after]
-        return {"records": wanted[-limit:]}
+        if body.get("after") is None:
+            page = await asyncio.to_thread(journal.newest, limit, _PAGE_BYTES)
+        else:
+            after = int(number_of(body, "after", 0, 0, 2**53))
+            page = await asyncio.to_thread(journal.page, after, limit, _PAGE_BYTES)
+        head = {"count": page.head.count, "head": page.head.digest}
+        return {"records": page.records, "next": page.next, **head}
 
     async def _ping(self, _asker: Asker, _body: Body) -> Body:
         return {}

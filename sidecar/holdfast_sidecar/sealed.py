@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast_sidecar import job_records
+from holdfast_sidecar import job_records, journal
 from holdfast_wire.errors import BadRequest
 
 NAME: Final = "sealed.json"
@@ -20,7 +20,7 @@ _CUT: Final = "cut.json"  # left by the agent, beside the files
 _KEEPING: Final = "keeping"  # for the next sidecar here: sealed to be stored, and not opened since
 _FOLLOWS: Final = "follows"  # likewise: what is frozen here is needed where the session goes on
 OUTBOX: Final = "outbox"
-_FILES: Final = ("ring", "keyframe", "journal", "journal.1", OUTBOX, NAME)
+_FILES: Final = ("ring", "keyframe", OUTBOX, NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,17 @@ class Sealed:
     holder_attached: bool
     fork: dict[str, Any] | None = None
     """Of which session it is one, and as of when."""
+    journal_count: int | None = None
+    journal_head: str | None = None
+    """Where the journal's chain ended. None: sealed before it was one."""
     arrived: bool = False
     """Set where it went, once it was served there."""
 
 
 def files(folder: Path) -> list[str]:
-    return [*(n for n in _FILES if (folder / n).exists()), *job_records.files(folder)]
+    own = (name for name in _FILES if (folder / name).exists())
+    kept = (path.name for path in journal.files(folder))
+    return [*own, *kept, *job_records.files(folder)]
 
 
 def save(folder: Path, sealed: Sealed) -> None:
@@ -102,7 +107,13 @@ def load(folder: Path) -> Sealed:
             holder=None if body["holder"] is None else str(body["holder"]),
             holder_attached=bool(body["holder_attached"]),
             fork=body.get("fork") if isinstance(body.get("fork"), dict) else None,
+            journal_count=_int_or_none(body.get("journal_count")),
+            journal_head=None if body.get("journal_head") is None else str(body["journal_head"]),
             arrived=bool(body.get("arrived", False)),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise BadRequest(f"the folder has no sealed session: {error}") from error
+
+
+def _int_or_none(value: Any) -> int | None:
+    return None if value is None else int(value)

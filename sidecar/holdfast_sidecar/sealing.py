@@ -10,6 +10,7 @@ from holdfast_sidecar.hold import HoldLink
 from holdfast_sidecar.sealed import Sealed
 from holdfast_sidecar.session import Session
 from holdfast_wire.errors import BadRequest
+from holdfast_wire.journal_chain import Head
 
 
 async def close(session: Session, folder: Path, epoch: int) -> None:
@@ -27,6 +28,8 @@ async def close(session: Session, folder: Path, epoch: int) -> None:
         holder=turn.holder,
         holder_attached=turn.lead is not None,
         fork=session.spec.fork,
+        journal_count=session.journal.head.count,
+        journal_head=session.journal.head.digest,
     )
     sealed.save(folder, state)
 
@@ -35,6 +38,9 @@ def check(session: Session, told: Sealed) -> None:
     found = (session.ring.head, session.emulator.seq, session.inputs.last)
     if found != (told.seq, told.seq, told.order):
         raise BadRequest(f"the files are not whole: {found}, and {told} was sealed")
+    head = session.journal.head
+    if told.journal_head is not None and head != Head(told.journal_count or 0, told.journal_head):
+        raise BadRequest(f"the journal is not whole: it ends with record {head.count}")
 
 
 async def load_outbox(hold: HoldLink, folder: Path) -> None:

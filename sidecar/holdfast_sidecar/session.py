@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from typing import Any, Final
 from holdfast_sidecar import __version__, keyframe
 from holdfast_sidecar.audience import Audience, Picture
 from holdfast_sidecar.emulator import Emulator, recover
+from holdfast_sidecar.exec_folder import ExecFolder
 from holdfast_sidecar.fanout import Outlet
 from holdfast_sidecar.handover import Handover
 from holdfast_sidecar.inputs import Inputs, is_focus_report, without_replies
@@ -62,9 +64,9 @@ class Exit:
 class Session:
     def __init__(self, spec: Spec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
-        # Where a command for the live shell is put: in a pod, somewhere both containers see.
-        self.exec_folder = folder / "exec"
-        self.exec_readable_by_all = False
+        # Where a command for the live shell is put. In a pod, where the session reads and only the
+        # sidecar writes.
+        self.exec_folder = ExecFolder(folder / "exec", readable_by_all=False)
         # In a cluster another incarnation follows one whose pod goes.
         self.outlives_its_pod = False
         self.superseded = False
@@ -74,7 +76,7 @@ class Session:
         self.turn = Turn()
         self.inputs = Inputs()
         self._handover = Handover()
-        self.journal = Journal(folder / "journal")
+        self.journal = Journal(folder, spec.journal)
         self.exit: Exit | None = None
         self.last_active, self._active_head = time.time(), self.ring.head
         marks = self.ring.marks_after(0)
@@ -91,7 +93,7 @@ class Session:
         self._published, self._published_head = 0.0, 0
         self._publish_soon: asyncio.TimerHandle | None = None
         self._emulate_soon: asyncio.TimerHandle | None = None
-        self._unjournaled: list[Record] = []
+        self._unjournaled: deque[Record] = deque()
         self._tried: set[ClientId] = set()  # viewers who typed
         self._journal_soon: asyncio.TimerHandle | None = None
         self._reserved: asyncio.TimerHandle | None = None
@@ -99,6 +101,7 @@ class Session:
         self.forked_at = 0.0
         for record in self.journal.records():
             self._remember(record)
+        self._remembered = self.journal.head.count
 
     def _remember(self, record: dict[str, Any]) -> None:
         """An input with a record has been typed or lies in the outbox: it is not taken again."""
@@ -117,8 +120,9 @@ class Session:
             if record.order > last:  # a kill came between its typing and its journaling
                 self._journal_input(record)
         self.flush_journal()
-        for fields in self.journal.records():
+        for fields in self.journal.records(self._remembered):
             self._remember(fields)
+        self.exec_folder.clear()
         if self.sealed:
             self.journal.seal()
         typing = Outbox(outbox, self._position)
@@ -347,12 +351,13 @@ class Session:
         if self._journal_soon is not None:
             self._journal_soon.cancel()
             self._journal_soon = None
-        for order, position, size, when, actor, client, modality, key in self._unjournaled:
+        while self._unjournaled:
+            order, position, size, when, actor, client, modality, key = self._unjournaled[0]
             self.journal.add(
                 "input", time=when, order=order, actor=actor, client=client, modality=modality,
                 bytes=size, position=position, key=key.decode("latin-1"),
             )  # fmt: skip
-        self._unjournaled.clear()
+            self._unjournaled.popleft()  # not before: where the disk is full it is tried again
 
     def _type_for_nobody(self, data: bytes) -> None:
         self.pty.check_room(len(data))

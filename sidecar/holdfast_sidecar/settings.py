@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast_sidecar import spec, survey
+from holdfast_sidecar.journal import DEFAULT, Policy
 from holdfast_sidecar.uplink import Gateways
 from holdfast_wire import uplink
 from holdfast_wire.errors import BadRequest
@@ -68,6 +69,10 @@ class Settings:
                 scrollback=int(env["HOLDFAST_SCROLLBACK"]),
                 created=0.0 if restore else created(state),
                 epoch=epoch,
+                journal=Policy(
+                    int(env.get("HOLDFAST_JOURNAL_FILE_BYTES", DEFAULT.file_bytes)),
+                    int(env.get("HOLDFAST_JOURNAL_FILES", DEFAULT.files)),
+                ),
             ),
             session_uid=env["HOLDFAST_SESSION_UID"],
             namespace=env["HOLDFAST_NAMESPACE"],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast_sidecar.journal import DEFAULT, Policy
 from holdfast_wire.errors import BadRequest
 from holdfast_wire.ids import SessionName, session_name, terminal_size
 
@@ -24,6 +25,7 @@ class Spec:
     created: float
     epoch: int | None = None  # in a cluster: which incarnation this is
     fork: dict[str, Any] | None = None  # and of which session's it is a copy, if it is one
+    journal: Policy = DEFAULT
 
 
 def load(path: Path) -> Spec:

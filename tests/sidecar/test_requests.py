@@ -196,6 +196,27 @@ def test_exec_that_takes_longer_goes_on(live_bash: Live) -> None:
         assert client.ask("exec", command="echo next", key="next")["output"] == "next"
 
 
+def test_large_commands_neither_erase_the_journal_nor_make_it_unreadable(live_bash: Live) -> None:
+    """Attack 36: 5 commands of 256 KiB made an answer that no frame holds, 33 erased the rest."""
+    large = ": " + "x" * (250 << 10)
+    with live_bash.client() as client:
+        prompt(client)
+        client.ask("exec", command="echo before")
+        for _ in range(34):
+            assert client.ask("exec", command=large, timeout=60)["exit_code"] == 0
+        found, after = [], 0
+        while after is not None:
+            page = client.ask("journal", after=after, limit=50)
+            found += page["records"]
+            after = page.get("next")
+        commands = [record for record in found if record["kind"] == "exec"]
+        assert commands[0]["command"] == "echo before"
+        assert [one["command_bytes"] for one in commands[1:]] == [len(large)] * 34
+        assert [one["number"] for one in found] == list(range(1, page["count"] + 1))
+        newest = client.ask("journal", limit=3)["records"]
+        assert newest == found[-3:]
+
+
 # -- the end --------------------------------------------------------------------------------------
 
 

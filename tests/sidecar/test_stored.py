@@ -100,11 +100,14 @@ def commit(pod: Pod, kept: Kept, why: str, /, **other: Any) -> dict[str, Any]:
     return pod.agent("commit", stored=stored | other)
 
 
+PLACE = ("time", "number", "previous")
+
+
 def records(pod: Pod, *kinds: str) -> list[dict[str, Any]]:
     with pod.client() as client:
         found = client.ask("journal")["records"]
     return [
-        {name: value for name, value in record.items() if name != "time"}
+        {name: value for name, value in record.items() if name not in PLACE}
         for record in found
         if record["kind"] in kinds
     ]

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from holdfast_gateway import bodies
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -28,7 +30,7 @@ async def respond(
     application: Application, request: web.Request, state: dict[str, Any]
 ) -> web.StreamResponse:
     """`state`: what the application finds in its request's state."""
-    bridge = _Bridge(request, await request.read())
+    bridge = _Bridge(request, await bodies.read(request))
     await application(_scope(request, state), bridge.receive, bridge.send)
     return bridge.answered()
 

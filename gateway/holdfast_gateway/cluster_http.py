@@ -25,6 +25,7 @@ from holdfast_gateway.http import Handler
 from holdfast_gateway.login import Peer, TrustedProxy
 from holdfast_gateway.reviews import GROUP, Reviews
 from holdfast_gateway.routes import API
+from holdfast_kube.listening import Doorway
 from holdfast_wire.errors import Forbidden, Unauthenticated
 
 VERSION: Final = "v1alpha1"
@@ -41,10 +42,16 @@ _VERBS: Final = {
 
 class TokenReviewDoor:
     def __init__(
-        self, reviews: Reviews, hosts: frozenset[str], proxy: TrustedProxy | None = None
+        self,
+        reviews: Reviews,
+        hosts: frozenset[str],
+        proxy: TrustedProxy | None = None,
+        doorway: Doorway | None = None,
     ) -> None:
-        """`hosts`: by which browsers may know this gateway; empty: any."""
+        """`hosts`: by which browsers may know this gateway; empty: any. `doorway`: hears whose
+        connection belongs to somebody."""
         self._reviews, self._hosts, self._proxy = reviews, hosts, proxy
+        self._doorway = doorway or Doorway()
 
     def check(self, request: web.Request) -> None:
         host = (request.headers.get("Host") or "").lower()
@@ -58,9 +65,15 @@ class TokenReviewDoor:
 
     async def caller(self, request: web.Request) -> Caller:
         modality = auth.modality_of(request.headers, Modality.HTTP)
-        if (by_proxy := self._proxied(request, modality)) is not None:
-            return by_proxy
-        return await self._reviews.caller(auth.bearer(request.headers) or "", modality)
+        found = self._proxied(request, modality)
+        if found is None:
+            found = await self._known(request, auth.bearer(request.headers) or "", modality)
+        self._doorway.identified(request.transport)
+        return found
+
+    async def _known(self, request: web.Request, token: str, modality: Modality) -> Caller:
+        told = None if request.transport is None else request.transport.get_extra_info("peername")
+        return await self._reviews.caller(token, modality, str((told or ("unknown",))[0]))
 
     async def stream_caller(self, request: web.Request) -> Caller:
         if auth.bearer(request.headers) is not None:
@@ -68,8 +81,9 @@ class TokenReviewDoor:
         caller = self._proxied(request, Modality.BROWSER)
         if caller is None:
             offered = auth.offered(request.headers) or ""
-            caller = await self._reviews.caller(offered, Modality.BROWSER)
+            caller = await self._known(request, offered, Modality.BROWSER)
         auth.check_browser(request.headers)
+        self._doorway.identified(request.transport)
         return caller
 
     def _proxied(self, request: web.Request, modality: Modality) -> Caller | None:
@@ -83,8 +97,8 @@ class TokenReviewDoor:
 class FrontDoor:
     """`front`: as the API server publishes it at the moment."""
 
-    def __init__(self, front: Callable[[], Front]) -> None:
-        self._front = front
+    def __init__(self, front: Callable[[], Front], doorway: Doorway | None = None) -> None:
+        self._front, self._doorway = front, doorway or Doorway()
 
     def check(self, request: web.Request) -> None:
         auth.check_query(request.query.items())
@@ -94,6 +108,7 @@ class FrontDoor:
         if transport is None:
             raise Unauthenticated("the connection is gone")
         found = self._front().caller(transport.get_extra_info("peercert"), request.headers)
+        self._doorway.identified(transport)
         return replace(found, modality=auth.modality_of(request.headers, found.modality))
 
     async def stream_caller(self, request: web.Request) -> Caller:

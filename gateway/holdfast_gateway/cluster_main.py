@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from holdfast_gateway import front, log, metrics
 from holdfast_gateway.assets import Assets
@@ -35,12 +36,13 @@ from holdfast_gateway.cluster_http import (
 )
 from holdfast_gateway.cluster_settings import Settings
 from holdfast_gateway.front import Front
-from holdfast_gateway.http import Http
+from holdfast_gateway.http import Handler, Http
 from holdfast_gateway.reviews import Reviews
 from holdfast_gateway.uplinks import Uplinks
 from holdfast_gateway.watched import Watched
 from holdfast_kube.client import Kube, Object
 from holdfast_kube.credentials import find
+from holdfast_kube.listening import Doorway, listening
 from holdfast_wire.errors import HoldfastError
 
 # Open streams are told to come back; nobody needs longer to hear that.
@@ -52,6 +54,8 @@ _LOOK_SECONDS: Final = 30.0
 # would be the most of what a viewer costs.
 TLS_READ: Final = 64 << 10
 _RETRY_SECONDS: Final = 2.0
+# Between two requests on one connection, of which the second may have begun.
+_IDLE_SECONDS: Final = 60.0
 
 
 class Gateway:
@@ -93,7 +97,9 @@ class Gateway:
             ]
             await serve(self._uplinks.listening(tls(), settings.uplink_port))
             public = tls(settings.proxy_authority, optional=True)
-            await serve(_site(self._public().application(), settings.port, public))
+            doorway = Doorway()
+            public_site = _site(self._public(doorway).application(), settings.port, public, doorway)
+            await serve(public_site)
             if settings.ssh:
                 await serve(self._ssh())
             if settings.aggregated:
@@ -119,13 +125,13 @@ class Gateway:
             log.info("listening_ssh", port=port)
             yield
 
-    def _public(self) -> Http:
+    def _public(self, doorway: Doorway) -> Http:
         told = self._settings
-        door = TokenReviewDoor(self._reviews, told.hosts, told.proxy)
+        door = TokenReviewDoor(self._reviews, told.hosts, told.proxy, doorway)
         return Http(door, self._sessions, Assets(), _nothing, one=ONE, mcp=True, login=told.login)
 
-    def _fronted(self) -> Http:
-        door = FrontDoor(self._known)
+    def _fronted(self, doorway: Doorway) -> Http:
+        door = FrontDoor(self._known, doorway)
         more = Discovery(door, self._settings.hosts, self._settings.service).routes()
         return Http(
             door, self._sessions, Assets(), _nothing, one=ONE_AGGREGATED, more=more,
@@ -144,8 +150,9 @@ class Gateway:
             found = await self._read_front()
             self._front = found
             tls = self._certificate.context(found.authority)
+            doorway, port = Doorway(), self._settings.front_port
             try:
-                async with _site(self._fronted().application(), self._settings.front_port, tls):
+                async with _site(self._fronted(doorway).application(), port, tls, doorway):
                     while found == self._front:
                         await asyncio.sleep(_LOOK_SECONDS)
                         self._front = await self._read_front()
@@ -170,16 +177,39 @@ def _nothing() -> None:
 
 @asynccontextmanager
 async def _site(
-    app: web.Application, port: int, tls: ssl.SSLContext | None = None
+    app: web.Application,
+    port: int,
+    tls: ssl.SSLContext | None = None,
+    doorway: Doorway | None = None,
 ) -> AsyncIterator[None]:
+    """`doorway`: told by the application who was identified; None: whoever has sent a request."""
     # No access log: it would write whole URLs. http.py logs paths.
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_STOP_SECONDS)
+    made = doorway or Doorway()
+    if doorway is None:
+        app.middlewares.append(asked(made))
+    runner = web.AppRunner(
+        app, access_log=None, shutdown_timeout=_STOP_SECONDS, keepalive_timeout=_IDLE_SECONDS
+    )
     await runner.setup()
     try:
-        await web.TCPSite(runner, None, port, ssl_context=tls).start()
-        yield
+        server = runner.server
+        if server is None:
+            raise AssertionError("it was just made")
+        async with listening(server, tls, port, made):
+            yield
     finally:
         await runner.cleanup()
+
+
+def asked(doorway: Doorway) -> Middleware:
+    """Nobody has to say who it is; who sends a whole request is no stranger."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        doorway.identified(request.transport)
+        return await handler(request)
+
+    return middleware
 
 
 def _counted(verb: str, code: str) -> None:

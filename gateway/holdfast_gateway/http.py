@@ -17,6 +17,7 @@ from aiohttp.typedefs import Middleware
 from holdfast_gateway import (
     acting,
     api_page,
+    bodies,
     fields,
     job_routes,
     log,
@@ -124,7 +125,7 @@ class Http:
             caller = await (self._door.stream_caller if upgrade else self._door.caller)(request)
             given = fields.of_query(request.query.items(), route.query)
             if route.body is not None:
-                given |= fields.of_body(await request.read(), route.body)
+                given |= fields.of_body(await bodies.read(request), route.body)
             return await route.handler(Call(request, caller, _name(request), given, self._serving))
 
         return handle

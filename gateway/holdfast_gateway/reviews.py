@@ -1,7 +1,9 @@
 """What the API server says of a token, and of what somebody may do. It decides both; nothing here
 does.
 
-Answers are kept for a moment, so that many clients of one person cost one question. Invariant: an
+Answers are kept for a moment, so that many clients of one person cost one question. A token that
+was refused is remembered for longer, and each address may try so many of them (`REFUSALS`). Nobody
+makes the API server look at a wrong token at every request. Invariant: an
 answer that let somebody do something is never older than `FRESH_SECONDS`; with no answer from the
 API server nobody is let in anew, and what runs is let go on for `GRACE_SECONDS`.
 """
@@ -18,7 +20,8 @@ from holdfast_gateway.auth import Caller, Modality
 from holdfast_gateway.backend import Act
 from holdfast_gateway.login import AUDIENCE, Oidc
 from holdfast_kube.client import Api, Object, Resource
-from holdfast_wire.errors import Forbidden, Unauthenticated
+from holdfast_wire.doors import Refusals
+from holdfast_wire.errors import Forbidden, Unauthenticated, Unavailable
 from holdfast_wire.ids import Actor
 
 TOKENS: Final = Resource("/apis/authentication.k8s.io/v1", "tokenreviews")
@@ -26,6 +29,14 @@ ACCESS: Final = Resource("/apis/authorization.k8s.io/v1", "subjectaccessreviews"
 GROUP: Final = "subresources.holdfast.dev"
 FRESH_SECONDS: Final = 2.0
 GRACE_SECONDS: Final = 60.0
+# A token that was refused is not asked about again for so long. One that becomes valid meanwhile,
+# which only one of an issuer's that was not reached can, has to wait.
+REFUSED_SECONDS: Final = 10.0
+# Tokens of one address that turn out not to be valid: at once, and then a second. Behind a balancer
+# many people are one address, and what is valid is not counted.
+REFUSALS: Final = (100, 2.0)
+# A token that was valid so lately is asked about whatever else comes from its address.
+_KNOWN_SECONDS: Final = 600.0
 _MOST: Final = 10_000
 _WRITES: Final = frozenset({Act.INPUT, Act.END})
 _MAX_TOKEN: Final = 16 << 10
@@ -43,20 +54,30 @@ class Recent:
     async def get(self, question: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
         at, found = self._known.get(question, (0.0, None))
         if found is None or (found.done() and self._now() - at > FRESH_SECONDS) or _failed(found):
-            if len(self._known) >= _MOST:
-                self._sweep()
+            self._known.pop(question, None)
+            while len(self._known) >= _MOST:  # the oldest goes: at worst it is asked again
+                del self._known[next(iter(self._known))]
             found = asyncio.ensure_future(ask())
             self._known[question] = self._now(), found
         answer: T = await asyncio.shield(found)
         return answer
 
-    def _sweep(self) -> None:
-        late = self._now() - FRESH_SECONDS
-        self._known = {
-            key: (at, found)
-            for key, (at, found) in self._known.items()
-            if at > late or not found.done()
-        }
+
+class Lately:
+    """What was so a while ago: the oldest goes where there are too many."""
+
+    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._now = seconds, now
+        self._until: dict[Hashable, float] = {}
+
+    def add(self, question: Hashable) -> None:
+        self._until.pop(question, None)
+        while len(self._until) >= _MOST:
+            del self._until[next(iter(self._until))]
+        self._until[question] = self._now() + self._seconds
+
+    def __contains__(self, question: Hashable) -> bool:
+        return self._until.get(question, 0.0) > self._now()
 
 
 def _failed(found: asyncio.Future[Any]) -> bool:
@@ -68,15 +89,23 @@ class Reviews:
         """`oidc`: whose ID tokens people may come with."""
         self._api, self._oidc = api, oidc
         self._tokens, self._access = Recent(), Recent()
+        self._refused, self._valid = Lately(REFUSED_SECONDS), Lately(_KNOWN_SECONDS)
+        self._refusals = Refusals(*REFUSALS)
 
-    async def user(self, token: str, audience: str = AUDIENCE) -> Object:
-        """The `user` of a valid token for this audience: username, uid, groups, extra."""
+    async def user(self, token: str, audience: str = AUDIENCE, peer: str = "") -> Object:
+        """The `user` of a valid token for this audience: username, uid, groups, extra. `peer`: the
+        address that it comes from; "" if somebody was let in with it before."""
         if not token or len(token) > _MAX_TOKEN:
             raise _unauthenticated(audience)
         # The API server knows no audience of ours in an ID token; that it is for us was looked at.
         of_issuer = audience == AUDIENCE and self._oidc is not None and self._oidc.meant(token)
         # Not the token itself: what is kept in memory can be dumped.
-        digest = hashlib.sha256(token.encode()).digest()
+        question = (hashlib.sha256(token.encode()).digest(), audience)
+        if question in self._refused:
+            raise _unauthenticated(audience)
+        counted = peer if question not in self._valid else ""
+        if counted and not self._refusals.take(counted):
+            raise Unavailable("too many tokens from this address were not valid", "try again later")
 
         async def ask() -> Object | None:
             spec = {"token": token, **({} if of_issuer else {"audiences": [audience]})}
@@ -84,13 +113,22 @@ class Reviews:
             meant = of_issuer or audience in (status.get("audiences") or ())
             return (status.get("user") or {}) if status.get("authenticated") and meant else None
 
-        found = await self._tokens.get((digest, audience), ask)
+        try:
+            found = await self._tokens.get(question, ask)
+        except BaseException:
+            if counted:
+                self._refusals.give_back(counted)
+            raise
         if not found or not found.get("username"):
+            self._refused.add(question)
             raise _unauthenticated(audience)
+        if counted:
+            self._refusals.give_back(counted)
+        self._valid.add(question)
         return found
 
-    async def caller(self, token: str, modality: Modality) -> Caller:
-        user = await self.user(token)
+    async def caller(self, token: str, modality: Modality, peer: str = "") -> Caller:
+        user = await self.user(token, peer=peer)
 
         async def still() -> None:
             await self.user(token)

@@ -20,12 +20,20 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from holdfast_gateway import log, metrics
+from holdfast_kube import listening
 from holdfast_wire import uplink as wire
+from holdfast_wire.doors import Refusals
 from holdfast_wire.errors import BadRequest, Forbidden, HoldfastError, Internal, Unavailable
 from holdfast_wire.uplink import Kind, Parser, Piece, Windows
 
 _HELLO_SECONDS: Final = 10.0  # to say who it is, and for us to look that up
 _PENDING: Final = 1 << 20
+# Until it has said who it is and was found right: the handshake, and the hello. A node's sidecars
+# may come from one address, all at once when a gateway starts.
+_STRANGE_SECONDS: Final = 15.0
+_STRANGERS, _STRANGERS_OF_ONE = 512, 256
+# Of one address: at once, and a second. Each costs the API server a TokenReview.
+_REFUSALS: Final = (256, 5.0)
 _MAX_STREAMS: Final = 1000  # on one uplink; the sidecar has a limit of its own
 
 
@@ -129,6 +137,7 @@ class Uplink(asyncio.Protocol):
         self._takes.set()
         self._heard = time.monotonic()
         self._closed = False
+        self._peer = ""
         self.incarnation: Incarnation | None = None
 
     @property
@@ -137,6 +146,7 @@ class Uplink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = made = cast(asyncio.Transport, transport)
+        self._peer = str((made.get_extra_info("peername") or ("unknown",))[0])
         made.set_write_buffer_limits(_PENDING)
         self._owner.arrived(self)
 
@@ -176,8 +186,11 @@ class Uplink(asyncio.Protocol):
 
     async def _greet(self, body: dict[str, Any]) -> None:
         try:
+            if not self._owner.refusals.take(self._peer):
+                raise Unavailable("too many from this address were refused", "try again later")
             async with asyncio.timeout(_HELLO_SECONDS):
                 found = await self._owner.verify(body)
+            self._owner.refusals.give_back(self._peer)
             self._owner.admit(self, found)
         except (HoldfastError, TimeoutError) as error:
             told = error if isinstance(error, HoldfastError) else Unavailable("it took too long")
@@ -192,6 +205,7 @@ class Uplink(asyncio.Protocol):
 
     def welcome(self, found: Incarnation) -> None:
         self.incarnation = found
+        self._owner.doorway.identified(self._transport)
         self.send(wire.hello({}))
 
     def open(self) -> tuple[int, Stream]:
@@ -251,6 +265,8 @@ class Uplinks:
 
     def __init__(self, verify: Verify) -> None:
         self.verify = verify
+        self.doorway = listening.Doorway(_STRANGERS, _STRANGERS_OF_ONE, _STRANGE_SECONDS)
+        self.refusals = Refusals(*_REFUSALS)
         self._everyone: set[Uplink] = set()
         self._serving: dict[tuple[str, str], Uplink] = {}
         self._highest: dict[str, int] = {}  # epoch by the session's UID
@@ -262,16 +278,14 @@ class Uplinks:
         self, tls: ssl.SSLContext, port: int, host: str | None = None
     ) -> AsyncIterator[int]:
         """On every address, or one. Yields the port."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Uplink(self), host, port, ssl=tls)
-        ticking = asyncio.create_task(self._tick())
-        try:
-            yield int(server.sockets[0].getsockname()[1])
-        finally:
-            ticking.cancel()
-            server.close()
-            for link in list(self._everyone):
-                link.close()
+        async with listening.listening(lambda: Uplink(self), tls, port, self.doorway, host) as at:
+            ticking = asyncio.create_task(self._tick())
+            try:
+                yield at
+            finally:
+                ticking.cancel()
+                for link in list(self._everyone):
+                    link.close()
 
     async def _tick(self) -> None:
         while True:

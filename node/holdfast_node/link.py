@@ -233,6 +233,24 @@ def dial(address: tuple[str, int], context: ssl.SSLContext) -> Link:
     return _wrap(plain, context, server=False)
 
 
+class Coming:
+    """A connection whose other end has not shown who it is."""
+
+    def __init__(self, plain: socket.socket) -> None:
+        # What can be cut off while a thread is in the handshake: TLS takes the other one away.
+        self._cut = plain.dup()
+
+    def cut(self) -> None:
+        """From any thread: a handshake that is under way fails."""
+        try:
+            self._cut.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        self._cut.close()
+
+
 def answer(plain: socket.socket, context: ssl.SSLContext) -> Link:
     return _wrap(plain, context, server=True)
 

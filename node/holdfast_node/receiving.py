@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 
+from holdfast_wire.doors import Strangers
 from holdfast_wire.errors import (
     BadRequest,
     HoldfastError,
@@ -27,7 +28,7 @@ from holdfast_wire.errors import (
 )
 
 from . import ahead, log, packing
-from .link import CHUNK, TICK, VERSION, Frame, Link, LinkLost, answer, as_json
+from .link import CHUNK, TICK, VERSION, Coming, Frame, Link, LinkLost, answer, as_json
 from .pair import (
     SALT,
     Fault,
@@ -42,7 +43,12 @@ from .pair import (
 from .threads import to_its_end
 
 _TELL: Final = 64 << 20  # bytes between two words of progress
-_AT_ONCE: Final = 16  # connections; a node has few sessions to take at a time
+_AT_ONCE: Final = 16  # transfers; a node has few sessions to take at a time
+# Connections that have not shown an agent's certificate yet. Each has a thread, for so long.
+_STRANGERS: Final = 32
+_STRANGERS_OF_ONE: Final = 8  # address: another agent has at most so many orders at once
+_HANDSHAKE_SECONDS: Final = 5.0  # three packets, or six where one was lost
+_BACKLOG: Final = 128
 _PARTS: Final = 4096  # of one checkpoint: CRIU writes some ten files for each process
 _ZEROS: Final = bytes(CHUNK)
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -305,12 +311,13 @@ async def serve(
     # closing look like a broken link.
     context.num_tickets = 0
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, port), family=family, backlog=_AT_ONCE)
+    listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     listening.setblocking(False)
     connections: set[asyncio.Task[None]] = set()
+    strangers, room = Strangers(_STRANGERS, _STRANGERS_OF_ONE), asyncio.Semaphore(_AT_ONCE)
 
     async def one(plain: socket.socket) -> None:
-        await _one(plain, context, keys, handler)
+        await _one(plain, context, keys, handler, strangers, room)
 
     accepting = asyncio.create_task(_accept(listening, one, connections))
     try:
@@ -329,21 +336,17 @@ async def _accept(
     connections: set[asyncio.Task[None]],
 ) -> None:
     loop = asyncio.get_running_loop()
-    room = asyncio.Semaphore(_AT_ONCE)
 
     def ended(task: asyncio.Task[None]) -> None:
         connections.discard(task)
-        room.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.fault("a transfer broke", error)
 
     while True:
-        await room.acquire()
         try:
             plain, _ = await loop.sock_accept(listening)
         except OSError as error:  # such as too many open files
             log.warning("a connection could not be taken", reason=str(error))
-            room.release()
             await asyncio.sleep(0.1)
             continue
         task = asyncio.create_task(one(plain))
@@ -351,7 +354,14 @@ async def _accept(
         task.add_done_callback(ended)
 
 
-async def _one(plain: socket.socket, context: ssl.SSLContext, keys: Keys, handler: Handler) -> None:
+async def _one(
+    plain: socket.socket,
+    context: ssl.SSLContext,
+    keys: Keys,
+    handler: Handler,
+    strangers: Strangers,
+    room: asyncio.Semaphore,
+) -> None:
     try:
         peer = str(plain.getpeername()[0])
     except OSError:  # it has left already
@@ -360,9 +370,9 @@ async def _one(plain: socket.socket, context: ssl.SSLContext, keys: Keys, handle
     worker = ThreadPoolExecutor(1, thread_name_prefix=f"receive-{peer}")
     link: Link | None = None
     try:
-        link = await asyncio.get_running_loop().run_in_executor(worker, answer, plain, context)
-        receiver = Receiver(link, keys, worker, peer)
-        await _handled(receiver, handler)
+        link = await _identified(plain, peer, context, worker, strangers)
+        async with room:
+            await _handled(Receiver(link, keys, worker, peer), handler)
     except HoldfastError as error:
         log.warning("a transfer did not begin", peer=peer, reason=str(error))
     finally:
@@ -370,6 +380,30 @@ async def _one(plain: socket.socket, context: ssl.SSLContext, keys: Keys, handle
             link.interrupt()
         worker.shutdown(wait=True)
         (link or plain).close()
+
+
+async def _identified(
+    plain: socket.socket,
+    peer: str,
+    context: ssl.SSLContext,
+    worker: ThreadPoolExecutor,
+    strangers: Strangers,
+) -> Link:
+    """Who does not show an agent's certificate in time is cut off, and so is the one that has tried
+    for longest when too many do. The agents that have shown theirs do not wait for them."""
+    coming = Coming(plain)
+    number = strangers.enter(peer, coming.cut)
+    loop = asyncio.get_running_loop()
+    late = loop.call_later(_HANDSHAKE_SECONDS, coming.cut)
+    try:
+        return await loop.run_in_executor(worker, answer, plain, context)
+    except asyncio.CancelledError:
+        coming.cut()
+        raise
+    finally:
+        late.cancel()
+        strangers.leave(number)
+        coming.close()
 
 
 async def _handled(receiver: Receiver, handler: Handler) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import ssl
 import time
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Final
 
@@ -13,6 +14,7 @@ from aiohttp import web
 
 from holdfast_kube.client import SESSIONS, Kube
 from holdfast_kube.credentials import Credentials
+from holdfast_kube.listening import Doorway, listening
 from holdfast_operator import log, metrics, serve
 from holdfast_operator.contact import Contact
 from holdfast_operator.leader import Leader
@@ -62,6 +64,7 @@ class App:
         )
         self._keys = Keys(settings.webhook_keys) if settings.webhook_keys else None
         self._runners: list[web.AppRunner] = []
+        self._listeners = AsyncExitStack()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -80,6 +83,7 @@ class App:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self._listeners.aclose()
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
         await self._kube.__aexit__()
 
@@ -87,10 +91,17 @@ class App:
         self, application: web.Application, port: int, tls: ssl.SSLContext | None = None
     ) -> None:
         """On every interface: kubelet, Prometheus and the API server come from outside the pod."""
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=5.0)
-        self._runners.append(runner)
+        doorway = Doorway(*serve.STRANGERS, serve.STRANGE_SECONDS)
+        application.middlewares.append(serve.asked(doorway))
+        runner = web.AppRunner(
+            application, access_log=None, shutdown_timeout=5.0, keepalive_timeout=serve.IDLE_SECONDS
+        )
         await runner.setup()
-        await web.TCPSite(runner, None, port, ssl_context=tls).start()
+        server = runner.server
+        if server is None:
+            raise AssertionError("it was just made")
+        await self._listeners.enter_async_context(listening(server, tls, port, doorway))
+        self._runners.append(runner)
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:

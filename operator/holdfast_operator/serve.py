@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from prometheus_client import generate_latest
 
+from holdfast_kube.listening import Doorway
 from holdfast_operator import metrics
 from holdfast_operator.contact import Contact
+
+# Whoever has sent a whole request is no stranger: kubelet, Prometheus and the API server send
+# theirs at once. Where a request stays unfinished, the connection ends.
+STRANGE_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 60.0
+STRANGERS: Final = (128, 64)  # together, and of one address
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def asked(doorway: Doorway) -> Middleware:
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(STRANGE_SECONDS):
+                await request.read()
+        except TimeoutError:
+            return web.Response(status=408)
+        doorway.identified(request.transport)
+        return await handler(request)
+
+    return middleware
 
 
 def application(

@@ -309,3 +309,56 @@ async def test_no_token_is_kept_in_memory(api: FakeApi) -> None:
     api.know("a-secret-token", "ada")
     await access.caller("a-secret-token", Modality.HTTP)
     assert "a-secret-token" not in repr(access._tokens._known)
+
+
+async def test_a_refused_token_is_asked_about_once_in_a_while(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack 41: each request with a wrong token was a TokenReview after two seconds."""
+    monkeypatch.setattr(reviews, "FRESH_SECONDS", 0.0)
+    access = Reviews(api)  # type: ignore[arg-type]
+    for _ in range(20):
+        with pytest.raises(Unauthenticated):
+            await access.caller("wrong", Modality.HTTP, "10.0.0.9")
+    assert len(api.asked) == 1
+
+
+async def test_an_address_tries_so_many_wrong_tokens_and_the_known_are_let_in(api: FakeApi) -> None:
+    """Attack 41: a TokenReview for each made-up token, as many as somebody likes."""
+    access = Reviews(api)  # type: ignore[arg-type]
+    api.know("right", "ada")
+    await access.caller("right", Modality.HTTP, "10.0.0.9")
+    most, refused = reviews.REFUSALS[0] + 10, []
+    for number in range(300):
+        with pytest.raises((Unauthenticated, Unavailable)) as caught:
+            await access.caller(f"wrong-{number}", Modality.HTTP, "10.0.0.9")
+        refused.append(caught.value)
+    assert len(api.asked) <= most
+    assert isinstance(refused[-1], Unavailable)
+    assert (await access.caller("right", Modality.HTTP, "10.0.0.9")).actor == "ada"
+    with pytest.raises(Unauthenticated):
+        await access.caller("wrong-300", Modality.HTTP, "10.0.0.8")
+
+
+async def test_what_is_kept_of_tokens_is_bounded(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack 41: answers that are fresh were kept however many there were."""
+    monkeypatch.setattr(reviews, "_MOST", 100)
+    access = Reviews(api)  # type: ignore[arg-type]
+    for number in range(300):
+        with pytest.raises(Unauthenticated):
+            await access.user(f"wrong-{number}")
+    assert len(access._tokens._known) <= 100
+    assert len(access._refused._until) <= 100
+
+
+async def test_an_api_server_that_is_away_costs_nobody_a_try(api: FakeApi) -> None:
+    access = Reviews(api)  # type: ignore[arg-type]
+    api.know("right", "ada")
+    api.away = True
+    for _ in range(300):
+        with pytest.raises(Unavailable):
+            await access.caller("right", Modality.HTTP, "10.0.0.9")
+    api.away = False
+    assert (await access.caller("right", Modality.HTTP, "10.0.0.9")).actor == "ada"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast_gateway import cluster_main
+from holdfast_gateway import uplinks as uplinks_module
 from holdfast_gateway.uplinks import Incarnation, Stream, Uplink
 from holdfast_wire import uplink as wire
 from holdfast_wire.errors import Forbidden, Unavailable
@@ -300,3 +301,61 @@ async def test_what_a_tls_connection_reads_into_is_as_small_as_is_asked(
         data = random.Random(1).randbytes(3 * cluster_main.TLS_READ)
         stream.write(data)
         assert await whole(stream, len(data)) == data
+
+
+# -- strangers (attack 41) ------------------------------------------------------------------------
+
+
+async def test_uplinks_that_trickle_or_say_nothing_do_not_keep_a_sidecar_out(
+    ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hello that comes a byte at a time was waited for as long as it came."""
+    monkeypatch.setattr(uplinks_module, "_STRANGE_SECONDS", 1.0)
+    monkeypatch.setattr(uplinks_module, "_STRANGERS_OF_ONE", 16)
+    client = ssl.create_default_context(cadata=ca.pem)
+    async with gateway(ca, tmp_path, verified) as (uplinks, port):
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+        slow = [await asyncio.open_connection("localhost", port, ssl=client) for _ in range(8)]
+
+        async def trickle(writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(ConnectionError):
+                for byte in wire.hello({"session": "it" * 1000}):
+                    writer.write(bytes([byte]))
+                    await asyncio.sleep(0.1)
+
+        trickling = [asyncio.create_task(trickle(writer)) for _, writer in slow]
+        async with dialling(ca, port, tmp_path, 1, echo):
+            assert await uplinks.wait(KEY, 5.0) is not None
+            for reader, _ in (*idle, *slow):
+                with contextlib.suppress(ConnectionError):
+                    async with asyncio.timeout(3):
+                        assert await reader.read() == b""
+            assert uplinks.get(KEY) is not None, "who was identified stays"
+        for task in trickling:
+            task.cancel()
+        for _, writer in (*idle, *slow):
+            writer.close()
+
+
+async def test_hellos_that_are_refused_are_counted(
+    ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a question to the API server."""
+    monkeypatch.setattr(uplinks_module, "_REFUSALS", (3, 0.0))
+    asked: list[str] = []
+
+    async def verify(said: dict[str, Any]) -> Incarnation:
+        asked.append(str(said.get("token")))
+        return await verified(said)
+
+    client = ssl.create_default_context(cadata=ca.pem)
+    async with gateway(ca, tmp_path, verify) as (_uplinks, port):
+        said = {"namespace": "ns", "session": "it", "epoch": 1, "token": "wrong"}
+        for _ in range(6):
+            reader, writer = await asyncio.open_connection("localhost", port, ssl=client)
+            writer.write(wire.hello(said))
+            async with asyncio.timeout(PATIENCE):
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+            writer.close()
+    assert len(asked) == 3

@@ -51,7 +51,11 @@ def suspend(given: Given) -> int:
 
     def cannot(now: Facts) -> str:
         kept = now.condition("Checkpointed")
-        new = kept is not None and kept.reason in ("CheckpointFailed", "NoNodeAgent")
+        new = kept is not None and kept.reason in (
+            "CheckpointFailed",
+            "NoNodeAgent",
+            "QuotaExceeded",
+        )
         return kept.message if kept is not None and new and kept != before else ""
 
     try:

@@ -35,6 +35,7 @@ from holdfast_node import (
 from holdfast_node.arrival import Arrivals
 from holdfast_node.departure import Departure
 from holdfast_node.engine import Engine
+from holdfast_node.fair_queue import FairQueue
 from holdfast_node.keeping import Keeping
 from holdfast_node.landing import lose
 from holdfast_node.lazy import PagesLost
@@ -91,7 +92,11 @@ class Agent:
         self._keys = Keys(settings.seal_key())
         self._spool = settings.store / "spool"
         self._disk = Peer(
-            settings.store / "kept", self._keys, settings.store_bytes, settings.store_reserve
+            settings.store / "kept",
+            self._keys,
+            settings.store_bytes,
+            settings.store_reserve,
+            settings.store_percent,
         )
         others = Others(self._address, partial(settings.tls, ssl.Purpose.SERVER_AUTH), self._keys)
         self._bucket = None if settings.bucket is None else _bucket(settings.bucket, self._keys)
@@ -109,7 +114,7 @@ class Agent:
             self._report,
             self._needed,
         )
-        self._room = {kind: asyncio.Semaphore(AT_ONCE) for kind in (Move, Keep, Bring)}
+        self._room = {kind: FairQueue(AT_ONCE) for kind in (Move, Keep, Bring)}
         self._settling: dict[str, asyncio.Task[None]] = {}  # by the pod's UID
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._since = datetime.now(UTC).strftime(_MOMENT)
@@ -338,7 +343,7 @@ class Agent:
             if begun:
                 await bringing.resume(order, self._engine)
                 return None
-            async with self._room[Bring]:
+            async with self._room[Bring].place(order.namespace):
                 await self._bring(order)
                 return None
         if (settling := self._settling.get(order.source_pod)) is not None:
@@ -348,7 +353,7 @@ class Agent:
             return None
         if begun:
             raise Unavailable("the node's agent was started anew in the middle of it")
-        async with self._room[type(order)]:
+        async with self._room[type(order)].place(order.namespace):
             if isinstance(order, Keep):
                 return await self._keep(order)
             return await self._depart(order, until)

@@ -43,6 +43,7 @@ class Settings:
     # On the node's disk: what is kept, and what is on its way there.
     store: Path = Path("/var/lib/holdfast-node")
     store_bytes: int = 20 << 30
+    store_percent: int = 50  # of these, what one namespace may have
     store_reserve: int = 1 << 30  # of that disk, for the node itself
     bucket: Bucket | None = None
     bundle: Path = Path("/opt/criu")
@@ -63,6 +64,7 @@ class Settings:
             address=env["HOLDFAST_POD_IP"],
             log_level=level,
             store_bytes=_bytes(env.get("HOLDFAST_STORE_BYTES", "") or "20Gi"),
+            store_percent=_percent(env.get("HOLDFAST_STORE_NAMESPACE_PERCENT", "") or "50"),
             bucket=_bucket(env),
         )
 
@@ -93,6 +95,12 @@ def _bytes(text: str) -> int:
     if found is None:
         raise BadRequest(f"HOLDFAST_STORE_BYTES is {text}", "use bytes, or Ki, Mi, Gi or Ti")
     return int(found[1]) * _UNITS[found[2]]
+
+
+def _percent(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 100:
+        raise BadRequest(f"HOLDFAST_STORE_NAMESPACE_PERCENT is {text[:20]}", "use 1 to 100")
+    return int(text)
 
 
 def _bucket(env: Mapping[str, str]) -> Bucket | None:

@@ -69,10 +69,14 @@ class Store(Protocol):
 
 class Peer:
     """`budget`: bytes that all checkpoints together may take. `reserve`: bytes of the disk that
-    must stay free, for the node needs them more."""
+    must stay free, for the node needs them more. `percent`: of the budget, what the checkpoints of
+    one namespace may take, so that no tenant has all of it."""
 
-    def __init__(self, root: Path, keys: Keys, budget: int, reserve: int = 1 << 30) -> None:
+    def __init__(
+        self, root: Path, keys: Keys, budget: int, reserve: int = 1 << 30, percent: int = 100
+    ) -> None:
         self._root, self._keys, self.budget, self._reserve = root, keys, budget, reserve
+        self._share = budget * percent // 100
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.chmod(0o700)
 
@@ -83,7 +87,7 @@ class Peer:
         place = self._place(read.facts.session, read.facts.checkpoint)
         if place.exists():
             raise AlreadyExists(f"the checkpoint {read.facts.checkpoint} is kept already")
-        self.admit(read.size, len(read.parts))
+        self.admit(read.size, len(read.parts), read.facts.namespace)
         place.parent.mkdir(mode=0o700, exist_ok=True)
         fresh = place.parent / f"{_UNFINISHED}{place.name}-{secrets.token_hex(4)}"
         try:
@@ -181,7 +185,7 @@ class Peer:
     def _place(self, session: str, checkpoint: str) -> Path:
         return self._root / check_checkpoint(session) / check_checkpoint(checkpoint)
 
-    def admit(self, size: int, parts: int = 1) -> None:
+    def admit(self, size: int, parts: int = 1, namespace: str = "") -> None:
         """Raises NoRoom: a checkpoint of so many bytes in so many parts cannot be kept now."""
         needs = sealed_size(size) + (parts - 1) * sealed_size(0)  # no less than part by part
         used = self.used()
@@ -191,6 +195,16 @@ class Peer:
                 f"checkpoints {used >> 20} MiB are used",
                 "keep fewer checkpoints, or give the node agent more disk",
             )
+        if namespace and self._share < self.budget:
+            own = sum(
+                kept.size for kept in self.list() if kept.manifest.facts.namespace == namespace
+            )
+            if own + needs > self._share:
+                raise NoRoom(
+                    f"the checkpoint needs {needs >> 20} MiB, and of the {self._share >> 20} MiB "
+                    f"that the namespace {namespace} may have here {own >> 20} MiB are used",
+                    "keep fewer checkpoints, or raise nodeAgent.store.namespacePercent",
+                )
         if needs + self._reserve > (has := free(self._root)):
             raise NoRoom(
                 f"the checkpoint needs {needs >> 20} MiB and the node's disk has {has >> 20} MiB "

@@ -146,7 +146,7 @@ class Stores:
         if not isinstance(order, Keep) or not mine or self._node not in order.keepers:
             raise Forbidden(f"nothing is to be kept on {self._node} by {order.name}")
         size = _number(receiver.about.get("bytes", ""))
-        await asyncio.to_thread(self._disk.admit, size)
+        await asyncio.to_thread(self._disk.admit, size, 1, order.namespace)
         async with spooled(self._spool, f"keeping-{order.uid}") as folder:
             await receiver.ready()
             manifest = await receiver.receive(folder / "parts", limit=size)

@@ -47,7 +47,9 @@ class App:
         self._contact = Contact(clock())
         self._ready = False
         self.nodes = Nodes()
-        self.look = look = Look(self._kube, self._sightings, clock, _wall, self.nodes)
+        self.look = look = Look(
+            self._kube, self._sightings, clock, _wall, self.nodes, settings.limits
+        )
         perform = Perform(self._kube, settings, clock)
         self._leader = Leader(self._kube, settings.namespace, identity, clock, self._chosen)
         reconcile = Reconcile(

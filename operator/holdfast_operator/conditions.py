@@ -90,6 +90,7 @@ class Reason(StrEnum):
     NOT_YET = "NotYet"
     SWITCHED_OFF = "SwitchedOff"
     CHECKPOINT_FAILED = "CheckpointFailed"
+    QUOTA_EXCEEDED = "QuotaExceeded"
     # Movable, Quarantined
     MOVING = "Moving"
     NO_NODE_AGENT = "NoNodeAgent"

@@ -137,6 +137,9 @@ def _megabytes(count: int | None) -> str:
     return "an unknown number of MB" if count is None else f"{count / 1_000_000:.0f} MB"
 
 
+_NOT_STORED: Final = ("CheckpointFailed", "QuotaExceeded")
+
+
 def _stored(
     now: Mapping[str, Mapping[str, Any]], turned: Callable[[str, str], bool]
 ) -> list[Saying]:
@@ -148,7 +151,7 @@ def _stored(
         found = [Saying(Said.NOT_RESTORED, restored["message"], warning=True)]
     else:
         found = []
-    if turned("Checkpointed", "False") and kept["reason"] == "CheckpointFailed":
+    if turned("Checkpointed", "False") and kept["reason"] in _NOT_STORED:
         found.append(Saying(Said.NOT_STORED, kept["message"], warning=True))
     return found
 

@@ -9,14 +9,15 @@ other session, which belongs to that session. First row that fits:
                                  not there, or it cannot be stored    Wait, and say so
                                  an order of it is under way          Wait
                                  failed just now                      Wait
+                                 the namespace has all it may         Wait, and say so
                                  else                                 CreateKeep
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from holdfast_operator import keeps, suspension
+from holdfast_operator import keeps, quota, suspension
 from holdfast_operator.model import TERMINAL, Observed
 from holdfast_operator.orders import CheckpointSeen, Kind, Trigger, named, retry_at
 from holdfast_operator.orders import keeps as newest
@@ -80,7 +81,17 @@ def _from_session(seen: Observed, name: str) -> Fork:
     again = retry_at(mine)
     if again is not None and again > seen.wall:
         return Awaiting(seen.now + (again - seen.wall).total_seconds())
+    if seen.usage is None:
+        return Awaiting(seen.now)  # it was decided on a picture that does not show it
+    if full(seen):
+        return Awaiting(seen.now + quota.AGAIN_SECONDS)
     return keeps.CreateKeep(keeps.next_number(seen.origins), Trigger.FORK, origin=origin)
+
+
+def full(seen: Observed) -> str:
+    """Why the other session is not stored for it now."""
+    origin = seen.origin
+    return "" if origin is None else quota.refusal(replace(origin, usage=seen.usage))
 
 
 def problem(seen: Observed) -> str:

@@ -16,6 +16,11 @@ First row that fits:
                          else                    CreateKeep, then Stop
     periodic             due                     CreateKeep, then RunOn
                          else                    AwaitKeep, until it is due or idle for long enough
+
+Where the namespace has as many or as large ones as it may (`quota`), instead of CreateKeep:
+
+    it has more than one of its own              DeleteCheckpoints: its oldest
+    else                                         AwaitKeep, and Checkpointed says so
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from holdfast_operator import suspension
+from holdfast_operator import quota, suspension
 from holdfast_operator.model import Observed
 from holdfast_operator.orders import CheckpointSeen, Kind, Trigger, keeps, retry_at
 from holdfast_operator.times import moment
@@ -108,6 +113,30 @@ def next_number(orders: Iterable[CheckpointSeen]) -> int:
 
 
 def decide(seen: Observed) -> Keep | None:
+    found = wanted(seen)
+    return _within_quota(seen, found) if isinstance(found, CreateKeep) else found
+
+
+def _within_quota(seen: Observed, step: CreateKeep) -> Keep:
+    """Its own oldest go first, down to the newest."""
+    if seen.usage is None:
+        return AwaitKeep(seen.now)  # it was decided on a picture that does not show it
+    if not quota.refusal(seen):
+        return step
+    stored = [order for order in keeps(seen.orders or ()) if order.phase == "Complete"]
+    sleep = suspension.asleep(seen)
+    spare = [
+        order
+        for order in stored[1:]
+        if not _for_fork(order, seen.wall) and (sleep is None or order.name != sleep.checkpoint)
+    ]
+    if spare:
+        return DeleteCheckpoints(((spare[-1].name, spare[-1].uid),))
+    return AwaitKeep(seen.now + quota.AGAIN_SECONDS)
+
+
+def wanted(seen: Observed) -> Keep | None:
+    """Without regard to what the namespace may have."""
     orders = seen.orders or ()
     now = under_way(seen)
     if now is not None:

@@ -20,6 +20,7 @@ from holdfast_operator.orders import CheckpointSeen
 from holdfast_operator.template import Refusal
 from holdfast_operator.text import plain
 from holdfast_operator.times import moment
+from holdfast_operator.usage import UNLIMITED, Usage
 from holdfast_wire.lease import NOBODY, Epoch, Record
 
 Object = Mapping[str, Any]
@@ -447,6 +448,7 @@ class Observed:
     origins: tuple[CheckpointSeen, ...] = ()  # checkpoints it can begin from
     unfit: tuple[str, ...] = ()  # nodes whose processor lacks what its own node's has
     agents: bool = False  # there is a node that sessions can leave and arrive on
+    usage: Usage | None = UNLIMITED  # what the namespace has stored; None: not looked at
 
     @property
     def target(self) -> PodSeen | None:

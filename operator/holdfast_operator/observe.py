@@ -26,7 +26,7 @@ from holdfast_kube.client import (
     Api,
     Object,
 )
-from holdfast_operator import moves, objects, suspension, template
+from holdfast_operator import forks, keeps, moves, objects, quota, suspension, template
 from holdfast_operator.memory import Memory
 from holdfast_operator.model import (
     TERMINAL,
@@ -41,6 +41,7 @@ from holdfast_operator.names import EPOCH, SESSION_LABEL, Key, access_name, chec
 from holdfast_operator.nodes import Nodes
 from holdfast_operator.orders import CheckpointSeen, named
 from holdfast_operator.sightings import Sightings
+from holdfast_operator.usage import NO_LIMITS, Limits
 from holdfast_wire.lease import SHORTEST
 
 
@@ -54,9 +55,10 @@ class Look:
         clock: Callable[[], float],
         wall: Callable[[], datetime],
         nodes: Nodes,
+        limits: Limits = NO_LIMITS,
     ) -> None:
         self._api, self._sightings, self._nodes = api, sightings, nodes
-        self._clock, self._wall = clock, wall
+        self._clock, self._wall, self._limits = clock, wall, limits
         self._memories: dict[Key, Memory] = {}
 
     def memory(self, session: Session) -> Memory:
@@ -81,7 +83,9 @@ class Look:
     async def __call__(self, key: Key) -> Observed | None:
         """None if the Session is gone."""
         seen = await self._look(key)
-        return None if seen is None else self._with_unfit(await self._with_origin(seen))
+        if seen is None:
+            return None
+        return await self._with_usage(self._with_unfit(await self._with_origin(seen)))
 
     async def _look(self, key: Key) -> Observed | None:
         item = await self._api.get(SESSIONS, key.namespace, key.name)
@@ -179,6 +183,17 @@ class Look:
             memory.orders_stale = True
             raise
         return tuple(CheckpointSeen.of(item) for item in items if owned_by(item, session.uid))
+
+    async def _with_usage(self, seen: Observed) -> Observed:
+        """And what the namespace has stored, if something is to be stored now."""
+        if not self._limits.any:
+            return seen
+        fork = seen.session.fork_from is not None and seen.origin is not None
+        step = forks.decide(seen) if fork else keeps.wanted(seen)
+        if not isinstance(step, keeps.CreateKeep):
+            return replace(seen, usage=None)
+        items, _ = await self._api.list_all(CHECKPOINTS, seen.session.key.namespace)
+        return replace(seen, usage=quota.usage(items, self._limits, seen.wall))
 
     def _with_unfit(self, seen: Observed) -> Observed:
         """And where what was stored cannot go on."""

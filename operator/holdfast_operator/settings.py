@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from holdfast_operator.usage import NO_LIMITS, Limits
 from holdfast_wire.errors import BadRequest
 
 DEFAULT_RESOURCES: Final[Mapping[str, Any]] = {
@@ -15,6 +17,8 @@ DEFAULT_RESOURCES: Final[Mapping[str, Any]] = {
 }
 
 RESERVED_ENV: Final = "HOLDFAST_"
+_QUANTITY: Final = re.compile(r"([0-9]{1,15})(Ki|Mi|Gi|Ti)?")
+_UNITS: Final = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +27,6 @@ class Settings:
     image_pull_policy: str = ""  # "": as Kubernetes chooses by the tag
     sidecar_resources: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_RESOURCES)
     sidecar_env: tuple[tuple[str, str], ...] = ()  # beside what the operator sets
-    journal_file_bytes: str = ""  # of the sidecar's journal; "": as the sidecar has it
-    journal_files: str = ""
     token_audience: str = ""  # "": the API server's own
     namespace: str = "default"  # where the operator itself is: its leader Lease
     pod_name: str = "holdfast-operator"
@@ -34,6 +36,9 @@ class Settings:
     gateway: str = ""  # where sidecars dial it: host:port; "": there is none
     gateway_ca: str = ""  # PEM, by which they know it
     webhook_keys: str = ""  # the folder with its certificate, key and path; "": no webhook
+    limits: Limits = NO_LIMITS  # of the checkpoints of a namespace
+    journal_file_bytes: str = ""  # of the sidecar's journal; "": as the sidecar has it
+    journal_files: str = ""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -48,6 +53,10 @@ class Settings:
             image_pull_policy=env.get("HOLDFAST_IMAGE_PULL_POLICY", ""),
             sidecar_resources=_resources(env.get("HOLDFAST_SIDECAR_RESOURCES", "")),
             sidecar_env=_env(env.get("HOLDFAST_SIDECAR_ENV", "")),
+            limits=Limits(
+                int(_number(env, "HOLDFAST_CHECKPOINTS_PER_NAMESPACE") or 0),
+                _bytes(env, "HOLDFAST_CHECKPOINT_BYTES_PER_NAMESPACE"),
+            ),
             journal_file_bytes=_number(env, "HOLDFAST_JOURNAL_FILE_BYTES"),
             journal_files=_number(env, "HOLDFAST_JOURNAL_FILES"),
             token_audience=env.get("HOLDFAST_TOKEN_AUDIENCE", ""),
@@ -113,6 +122,13 @@ def _number(env: Mapping[str, str], name: str) -> str:
     if found and not found.isdigit():
         raise BadRequest(f"{name} is {found[:40]}", "set it to a number")
     return found
+
+
+def _bytes(env: Mapping[str, str], name: str) -> int:
+    found = _QUANTITY.fullmatch(env.get(name, "") or "0")
+    if found is None:
+        raise BadRequest(f"{name} is {env[name][:40]}", "use bytes, or Ki, Mi, Gi or Ti")
+    return int(found[1]) * _UNITS[found[2]]
 
 
 def _port(text: str) -> int:

@@ -3,7 +3,7 @@ if it were lost. Pure."""
 
 from __future__ import annotations
 
-from holdfast_operator import forks, keeps, restores, suspension
+from holdfast_operator import forks, keeps, quota, restores, suspension
 from holdfast_operator.conditions import Condition, Reason, Type, as_it_was
 from holdfast_operator.model import TERMINAL, LeaseSeen, Observed, Phase
 from holdfast_operator.orders import CheckpointSeen, last_complete, named
@@ -42,6 +42,10 @@ def checkpointed(seen: Observed) -> Condition:
     found = newest(seen.orders or ())
     done = [order for order in found if order.over]
     last = last_complete(found)
+    if full := quota.refusal(seen):
+        goal = "be suspended" if suspension.wanted(seen) is not None else "be stored"
+        message = f"it runs on and could not {goal}: {full}; {_still(last)}"
+        return _no(Reason.QUOTA_EXCEEDED, message)
     if done and done[0].failed:
         return _no(Reason.CHECKPOINT_FAILED, _failed(done[0], last))
     if _wanted(seen) and seen.node is not None and not seen.node.agent:
@@ -118,7 +122,7 @@ def forking(seen: Observed) -> Condition:
     """Ready, of a fork that waits for the other session to be stored."""
     asked = seen.session.fork_from or {}
     name = asked.get("session") or asked.get("checkpoint")
-    why = forks.problem(seen)
+    why = forks.problem(seen) or forks.full(seen)
     if why:
         return _not_ready(Reason.FORKING, f"{name} could not be stored and is tried again: {why}")
     return _not_ready(Reason.FORKING, f"waiting until {name} is stored")

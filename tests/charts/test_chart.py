@@ -190,6 +190,10 @@ def test_the_operators_environment(render: Render) -> None:
         "limits": {"memory": "256Mi"},
     }
     assert found == {
+        "HOLDFAST_CHECKPOINTS_PER_NAMESPACE": "0",
+        "HOLDFAST_CHECKPOINT_BYTES_PER_NAMESPACE": "0",
+        "HOLDFAST_JOURNAL_FILES": "4",
+        "HOLDFAST_JOURNAL_FILE_BYTES": "4194304",
         "HOLDFAST_IMAGE": container["image"],
         "HOLDFAST_IMAGE_PULL_POLICY": "IfNotPresent",
         "HOLDFAST_SIDECAR_ENV": "[]",

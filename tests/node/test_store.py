@@ -130,6 +130,27 @@ def test_over_the_budget_is_refused_with_the_reason(tmp_path: Path) -> None:
     assert everything(tmp_path / "small") == everything(tmp_path / "full") == []
 
 
+def test_a_namespace_has_its_share_and_others_theirs(tmp_path: Path) -> None:
+    """Attack 42: one tenant's checkpoints filled the node's store for all."""
+    peer = Peer(tmp_path / "store", KEYS, budget=10 << 20, reserve=0, percent=50)
+
+    def put(namespace: str, number: int) -> None:
+        facts = replace(FACTS, namespace=namespace, checkpoint=f"build-{number}", session=namespace)
+        folder = tmp_path / f"{namespace}-{number}"
+        peer.put(folder, laid(folder, facts))
+
+    put("greedy", 1)
+    put("greedy", 2)
+    with pytest.raises(NoRoom, match="5 MiB that the namespace greedy may have here 4 MiB are"):
+        put("greedy", 3)
+    with pytest.raises(NoRoom, match="namespace greedy"):
+        peer.admit(2 << 20, 1, "greedy")
+    put("modest", 1)
+    put("modest", 2)
+    peer.delete("greedy", "build-1")
+    put("greedy", 4)
+
+
 def test_what_is_not_whole(peer: Peer, tmp_path: Path) -> None:
     for session in ("uid-1", "uid-2"):
         facts = replace(FACTS, session=session)

@@ -262,9 +262,9 @@ def test_kopf_writes_nothing_and_its_watches_end() -> None:
 
 
 PURE = ("conditions", "contact", "decide", "events", "evictions", "forks", "keeps", "memory",
-        "model", "moves", "names", "notes", "objects", "orders", "pods", "progress", "restores",
-        "settings", "sightings", "status", "steps", "stored", "suspension", "template", "text",
-        "times")  # fmt: skip
+        "model", "moves", "names", "notes", "objects", "orders", "pods", "progress", "quota",
+        "restores", "settings", "sightings", "status", "steps", "stored", "suspension", "template",
+        "text", "times", "usage")  # fmt: skip
 
 
 @pytest.mark.parametrize("module", PURE)

@@ -21,6 +21,7 @@ from holdfast_operator.reconcile import Reconcile
 from holdfast_operator.settings import Settings
 from holdfast_operator.sightings import Sightings, Urgency
 from holdfast_operator.times import stamp
+from holdfast_operator.usage import NO_LIMITS, Limits
 from holdfast_operator.watch import LATER_SECONDS
 from holdfast_sidecar.kube import Answer
 from holdfast_sidecar.leaving import Word, heeded, read
@@ -212,6 +213,7 @@ class World:
     agents: bool = True  # they do what they are ordered to
     spoiled: set[str] = field(default_factory=set)  # checkpoints that cannot be brought back
     unable: str = ""  # why nothing can be stored
+    limits: Limits = NO_LIMITS  # of the checkpoints of a namespace
     renewed: list[Json] = field(default_factory=list)  # Leases of sessions that simply run
 
     def __post_init__(self) -> None:
@@ -224,7 +226,9 @@ class World:
         self.sightings = Sightings()
         self.nodes = Nodes()
         self.cordon(self.cordoned)
-        self.look = Look(self.api, self.sightings, lambda: self.now, self.wall, self.nodes)
+        self.look = Look(
+            self.api, self.sightings, lambda: self.now, self.wall, self.nodes, self.limits
+        )
         perform = Perform(self.api, SETTINGS, lambda: self.now)
         self.reconcile = Reconcile(
             self.api, self.look, perform, lambda: True, lambda: self.now, "operator/1"

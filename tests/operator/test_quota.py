@@ -10,15 +10,16 @@ import pytest
 from holdfast_kube.client import CHECKPOINTS
 from holdfast_operator import keeps, quota, stored
 from holdfast_operator.keeps import AwaitKeep, CreateKeep, DeleteCheckpoints
-from holdfast_operator.orders import CheckpointSeen
+from holdfast_operator.orders import CheckpointSeen, Trigger
 from holdfast_operator.settings import Settings
 from holdfast_operator.usage import Limits, Usage
 from holdfast_wire.errors import BadRequest
 from operator_kit import KEY, World
 
 from .test_decide import NOW
+from .test_interrupted import until
 from .test_keeps import SUSPENDED, order, running
-from .test_stored_stories import EVERY, change, orders, starts, until
+from .test_stored_stories import EVERY, change, orders, starts
 
 MIB = 1 << 20
 
@@ -57,7 +58,7 @@ def test_its_own_oldest_go_first() -> None:
     spec = {"checkpoints": {"everySeconds": 600, "keep": 5}}
     full = running(*had, usage=used(5, count=5), spec=spec)
     assert keeps.decide(full) == DeleteCheckpoints((("build-1-k1", "c1"),))
-    assert keeps.decide(replace(full, usage=used(4, count=5))) == CreateKeep(4, "Periodic")
+    assert keeps.decide(replace(full, usage=used(4, count=5))) == CreateKeep(4, Trigger.PERIODIC)
     alone = running(had[2], usage=used(5, count=5), spec=spec)
     assert keeps.decide(alone) == AwaitKeep(NOW + quota.AGAIN_SECONDS)
 

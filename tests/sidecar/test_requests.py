@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
@@ -204,7 +205,8 @@ def test_large_commands_neither_erase_the_journal_nor_make_it_unreadable(live_ba
         client.ask("exec", command="echo before")
         for _ in range(34):
             assert client.ask("exec", command=large, timeout=60)["exit_code"] == 0
-        found, after = [], 0
+        found: list[dict[str, Any]] = []
+        after: int | None = 0
         while after is not None:
             page = client.ask("journal", after=after, limit=50)
             found += page["records"]

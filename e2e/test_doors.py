@@ -36,8 +36,10 @@ async def test_the_journal_is_neither_erased_nor_reached(lab: Lab, guests: Guest
         await own.wait("prompt", timeout=60)
         await own.exec("echo before")
         for _ in range(34):
+            await own.wait("prompt", timeout=60)
             assert (await own.exec(LARGE, timeout=60)).exit_code == 0
         records = [dict(one.raw) for one in await own.journal(after=0)]
+        await own.wait("prompt", timeout=60)
         tried = await own.exec("ln -sf /tmp/x /run/holdfast/exec/a; touch /run/holdfast/exec/b")
     assert tried.exit_code != 0
     assert tried.output.count("Read-only file system") == 2, tried.output

@@ -204,6 +204,7 @@ def test_large_commands_neither_erase_the_journal_nor_make_it_unreadable(live_ba
         prompt(client)
         client.ask("exec", command="echo before")
         for _ in range(34):
+            prompt(client)
             assert client.ask("exec", command=large, timeout=60)["exit_code"] == 0
         found: list[dict[str, Any]] = []
         after: int | None = 0

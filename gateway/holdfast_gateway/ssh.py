@@ -23,6 +23,7 @@ from holdfast_gateway.auth import Caller, Modality
 from holdfast_gateway.backend import Backend
 from holdfast_gateway.ssh_channel import Channel
 from holdfast_gateway.ssh_keys import Admission, Identity, Keys, Line, no_longer
+from holdfast_wire.doors import Strangers
 from holdfast_wire.errors import AlreadyExists, HoldfastError, Unavailable
 from holdfast_wire.ids import Actor
 
@@ -37,7 +38,9 @@ _WINDOW: Final = 1 << 17
 class Limits:
     connections: int = 600
     waiting: int = 60
-    """Of these, not yet authenticated."""
+    """Of these, not yet authenticated: who has tried for longest makes room for the next."""
+    waiting_of_one: int = 40
+    """Address."""
     channels: int = 10
     """On one connection."""
     looks: int = 12
@@ -81,6 +84,7 @@ class Server:
         self.backend, self.keys = backend, keys
         self.limits = limits or Limits()
         self.failures = Failures(self.limits.failures, self.limits.failure_seconds)
+        self.strangers = Strangers(self.limits.waiting, self.limits.waiting_of_one)
         self.connections: set[Connection] = set()
         self._empty = asyncio.Event()
 
@@ -170,6 +174,7 @@ class Connection(asyncssh.SSHServer):
         self._known: tuple[tuple[Line, ...], bool] = ((), False)
         self._channels: set[Channel] = set()
         self._stopped = False
+        self._number = 0  # among the strangers
 
     # -- coming and going
 
@@ -177,23 +182,20 @@ class Connection(asyncssh.SSHServer):
         self._conn = conn
         self._peer = str((conn.get_extra_info("peername") or ("unknown",))[0])
         here, limits = self._server.connections, self._server.limits
-        waiting = sum(one.waiting for one in here)
         if self._server.failures.too_many(self._peer):
             why = "too many failures"
-        elif len(here) >= limits.connections or waiting >= limits.waiting:
+        elif len(here) >= limits.connections:
             why = "too many connections"
         else:
             here.add(self)
+            self._number = self._server.strangers.enter(self._peer, conn.abort)
             return
         log.warning("ssh_turned_away", peer=self._peer, why=why)
         conn.abort()
 
-    @property
-    def waiting(self) -> bool:
-        return self._identity is None
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.left(self)
+        self._server.strangers.leave(self._number)
         if self._identity is not None:
             log.info("ssh_left", user=self._identity.user, peer=self._peer)
         elif self._looks:
@@ -226,6 +228,7 @@ class Connection(asyncssh.SSHServer):
             self.abort()
             return
         self._identity = found
+        self._server.strangers.leave(self._number)
         log.info("ssh", user=found.user, peer=self._peer, key=found.fingerprint, name=self._user)
 
     def mapped(self) -> bool:

@@ -252,6 +252,21 @@ async def test_connections_and_channels_are_counted(live: Live, keys: Keys) -> N
             assert (await connection.run(subsystem="state")).exit_status == 0
 
 
+async def test_idle_connections_do_not_keep_anybody_out(live: Live, keys: Keys) -> None:
+    """Attack 41: as many as may wait for their login, and somebody who comes after them."""
+    limits = Limits(waiting=6, waiting_of_one=4, login_seconds=3.0)
+    async with serving(Server(sessions(live), keys, limits)) as port:
+        idle = [await asyncio.open_connection(HOST, port) for _ in range(20)]
+        async with connecting(port) as connection:
+            assert (await connection.run(subsystem="state")).exit_status == 0
+            for reader, writer in idle:
+                with contextlib.suppress(ConnectionError):
+                    async with asyncio.timeout(10):
+                        await reader.read()
+                writer.close()
+            assert (await connection.run(subsystem="state")).exit_status == 0, "a known one stays"
+
+
 def test_failures_are_forgotten_after_a_while() -> None:
     now = 0.0
     failures = Failures(2, 60.0, lambda: now)

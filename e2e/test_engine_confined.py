@@ -63,6 +63,10 @@ attempt("a file of the agent", climb)
 attempt("a process of the node", lambda: call(101, 16, NODE_PID, None, None))
 status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
 said |= {name: status[name].strip() for name in ("CapEff", "CapPrm", "CapBnd", "NSpid")}
+said["others"] = []
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    with open(f"/proc/{pid}/status") as file:
+        said["others"] += [line.split()[1] for line in file if line.startswith("CapPrm")]
 said["open"] = sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
                       if os.path.exists(f"/proc/self/fd/{fd}"))
 socket.socket(fileno=int(sys.argv[-1])).send(json.dumps(said).encode())
@@ -119,6 +123,7 @@ async def test_who_takes_criu_over_stays_in_the_container(
     assert {said[what] for what in refused} <= answers, said
     wanted = mask(confine.RESTORE if restoring else confine.DUMP)
     assert (said["CapEff"], said["CapPrm"], said["CapBnd"]) == (wanted, wanted, wanted)
+    assert not [one for one in said["others"] if int(one, 16) & ~int(wanted, 16)], "to be traced"
     assert len(said["NSpid"].split()) == 1
     assert not [path for path in said["open"] if "cgroup.procs" in path or "last_pid" in path]
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +44,7 @@ RESTORE: Final = DUMP | {
 }  # fmt: skip
 _ALL: Final = 64
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
+_VERSION: Final = 0x20080522  # of capset, with 64 of them
 _OPEN_TREE: Final = 428  # the same number on every architecture
 _CLONE, _CLOEXEC, _EMPTY_PATH = 0x1, 0x80000, 0x1000
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -55,8 +57,7 @@ def needed(hold: int, *, restoring: bool) -> list[int]:
 
 def bounding(pid: int) -> frozenset[int]:
     """The capabilities that the process, and what it starts, can ever have."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    mask = int(next(line for line in lines if line.startswith("CapBnd:")).split()[1], 16)
+    mask = _mask(pid, "CapBnd")
     return frozenset(number for number in range(_ALL) if mask >> number & 1)
 
 
@@ -67,10 +68,25 @@ def bound(keep: list[int]) -> None:
             _check(_libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0), f"drop capability {number}")
 
 
+def become(keep: list[int]) -> None:
+    """This process itself has no other capability from now on, whatever it executes: CRIU can look
+    into the one that waits for it in the container."""
+    bound(keep)
+    mask = sum(1 << number for number in keep) & _mask(os.getpid(), "CapPrm")
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    header, sets = struct.pack("=Ii", _VERSION, 0), struct.pack("=6I", low, low, 0, high, high, 0)
+    _check(_libc.capset(header, sets), "capset")
+
+
 def alone(folder: int) -> int:
     """The open folder as a mount of its own, out of which no path leads. The caller closes it."""
     flags = _CLONE | _CLOEXEC | _EMPTY_PATH
     return _check(_libc.syscall(_OPEN_TREE, folder, b"", flags), "open_tree")
+
+
+def _mask(pid: int, kind: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{kind}:")).split()[1], 16)
 
 
 def _check(result: int, what: str) -> int:

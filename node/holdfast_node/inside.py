@@ -188,6 +188,7 @@ def run_inside(orders: Orders, sock: int) -> int:
     child = os.fork()
     if child == 0:
         become_criu(orders, sock)
+    confine.become(orders.may)
     os.close(sock)
     _, status = os.waitpid(child, 0)
     if orders.restoring:

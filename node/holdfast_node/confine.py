@@ -20,27 +20,45 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
-CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP = range(9)
-NET_BIND_SERVICE, NET_ADMIN, IPC_LOCK, IPC_OWNER = 10, 12, 14, 15
-SYS_CHROOT, SYS_PTRACE, SYS_ADMIN, SYS_NICE, SYS_RESOURCE, SYS_TIME, LEASE = (
-    18,
-    19,
-    21,
-    23,
-    24,
-    25,
-    28,
-)
 
-DUMP: Final = frozenset({
-    DAC_OVERRIDE, DAC_READ_SEARCH, KILL, NET_ADMIN, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN, SYS_RESOURCE,
+class Cap(IntEnum):
+    """As capability.h numbers them."""
+
+    CHOWN = 0
+    DAC_OVERRIDE = 1
+    DAC_READ_SEARCH = 2
+    FOWNER = 3
+    FSETID = 4
+    KILL = 5
+    SETGID = 6
+    SETUID = 7
+    SETPCAP = 8
+    NET_BIND_SERVICE = 10
+    NET_ADMIN = 12
+    IPC_LOCK = 14
+    IPC_OWNER = 15
+    SYS_CHROOT = 18
+    SYS_PTRACE = 19
+    SYS_ADMIN = 21
+    SYS_NICE = 23
+    SYS_RESOURCE = 24
+    SYS_TIME = 25
+    LEASE = 28
+
+
+# It writes too: a link beside each deleted file that has another name, in whosever folder.
+DUMP: Final[frozenset[int]] = frozenset({
+    Cap.DAC_OVERRIDE, Cap.DAC_READ_SEARCH, Cap.FOWNER, Cap.KILL, Cap.NET_ADMIN, Cap.SYS_ADMIN,
+    Cap.SYS_CHROOT, Cap.SYS_PTRACE, Cap.SYS_RESOURCE,
 })  # fmt: skip
-RESTORE: Final = DUMP | {
-    CHOWN, FOWNER, FSETID, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, IPC_LOCK, IPC_OWNER, SYS_NICE,
-    SYS_TIME, LEASE,
+# Processes with their users, limits, priorities, clocks, locked memory, and what they listen on.
+RESTORE: Final[frozenset[int]] = DUMP | {
+    Cap.CHOWN, Cap.FSETID, Cap.IPC_LOCK, Cap.IPC_OWNER, Cap.LEASE, Cap.NET_BIND_SERVICE,
+    Cap.SETGID, Cap.SETPCAP, Cap.SETUID, Cap.SYS_NICE, Cap.SYS_TIME,
 }  # fmt: skip
 _ALL: Final = 64
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24

@@ -74,6 +74,7 @@ class Plan:
     uid: int
     cgroups: list[str]
     command: list[str]
+    may: list[int]  # its capabilities
 
 
 def _check(result: int, what: str) -> int:
@@ -127,7 +128,7 @@ def _become_hold(plan: Plan) -> None:
     _check(_libc.pivot_root(b".", b"."), "pivot_root")
     _check(_libc.umount2(b".", 2), "umount")
     os.chdir("/")
-    _drop(plan.uid)
+    _drop(plan.uid, plan.may)
     os.execve(plan.hold, plan.command, {"PATH": "/usr/bin:/bin:/usr/sbin", "TERM": "xterm"})  # noqa: S606
 
 
@@ -167,8 +168,8 @@ def _network(address: str) -> None:
     subprocess.run(["ip", "route", "add", "default", "dev", "lo"], check=True)
 
 
-def _drop(uid: int) -> None:
-    for capability in range(64):
+def _drop(uid: int, may: list[int]) -> None:
+    for capability in set(range(64)) - set(may):
         _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     os.setgroups([])
     os.setresgid(uid, uid, uid)
@@ -182,7 +183,15 @@ def _drop(uid: int) -> None:
 class Container:
     """One that runs hold, waiting."""
 
-    def __init__(self, lab: Lab, name: str, command: list[str], address: str, uid: int) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        name: str,
+        command: list[str],
+        address: str,
+        uid: int,
+        may: tuple[int, ...],
+    ) -> None:
         self._cgroups = [CGROUPS / one / f"{PREFIX}{os.getpid()}-{name}" for one in CONTROLLERS]
         for folder in self._cgroups:
             folder.mkdir()
@@ -190,8 +199,9 @@ class Container:
                  "--movable", "--reserve", "300", "--cwd", "/home/user", "--"]  # fmt: skip
         base = lab.folder / name
         base.mkdir(exist_ok=True)
-        plan = Plan(str(lab.root), str(base), str(lab.hold), name, address, uid,
-                    [str(folder) for folder in self._cgroups], words + command)  # fmt: skip
+        groups = [str(folder) for folder in self._cgroups]
+        plan = Plan(str(lab.root), str(base), str(lab.hold), name, address, uid, groups,
+                    words + command, list(may))  # fmt: skip
         self._process = subprocess.Popen(
             [sys.executable, "-m", "e2e.engine_kit", json.dumps(plan.__dict__), str(os.getpid())],
             stdout=subprocess.PIPE, cwd=REPOSITORY, text=True,
@@ -298,9 +308,15 @@ class Lab:
         self._images: list[Path] = []
 
     def container(
-        self, name: str, *command: str, address: str = "10.9.9.1", uid: int = 0
+        self,
+        name: str,
+        *command: str,
+        address: str = "10.9.9.1",
+        uid: int = 0,
+        may: tuple[int, ...] = (),
     ) -> Container:
-        made = Container(self, name, list(command) or ["bash", "--norc"], address, uid)
+        words = list(command) or ["bash", "--norc"]
+        made = Container(self, name, words, address, uid, may)
         self._made.append(made)
         return made
 

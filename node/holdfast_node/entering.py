@@ -19,7 +19,7 @@ from typing import Final
 
 from holdfast_wire.errors import Internal
 
-from . import containers, freezer
+from . import confine, containers, freezer
 from .inside import NAMESPACES, PACKET_MAX, Orders
 
 _LAST_PID: Final = Path("/proc/sys/kernel/ns_last_pid")
@@ -117,6 +117,11 @@ def _orders(place: Place, agent: int, opened: contextlib.ExitStack, restoring: b
         opened.callback(os.close, fd)
         return fd
 
+    def folder(path: Path) -> int:
+        fd = confine.alone(take(path, os.O_RDONLY | os.O_DIRECTORY))
+        opened.callback(os.close, fd)
+        return fd
+
     cage = freezer.of(place.hold, place.cgroups)
     cage.make()
     if restoring:
@@ -128,16 +133,17 @@ def _orders(place: Place, agent: int, opened: contextlib.ExitStack, restoring: b
     return Orders(
         restoring=restoring,
         agent=agent,
-        bundle=take(place.bundle, os.O_RDONLY | os.O_DIRECTORY),
-        images=take(place.images, os.O_RDONLY | os.O_DIRECTORY),
+        bundle=folder(place.bundle),
+        images=folder(place.images),
         last_pid=take(_LAST_PID, os.O_RDWR),
         uid=uid,
         gid=gid,
         freezer=str(cage.parent),
         unified=cage.unified,
         namespaces={kind: take(spaces / kind, os.O_RDONLY) for kind in NAMESPACES},
-        join=[take(folder / "cgroup.procs", os.O_WRONLY) for folder in folders],
-        tree=take(cage.path, os.O_RDONLY | os.O_DIRECTORY),
+        join=[take(one / "cgroup.procs", os.O_WRONLY) for one in folders],
+        tree=folder(cage.path),
+        may=confine.needed(place.hold, restoring=restoring),
     )
 
 

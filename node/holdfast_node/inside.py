@@ -31,6 +31,7 @@ from typing import Final
 
 from holdfast_wire.errors import HoldfastError
 
+from . import confine
 from .freezer import Freezer, children
 
 LOADER: Final = "ld.so"
@@ -67,6 +68,7 @@ class Orders:
     namespaces: dict[str, int]
     join: list[int]  # the container's cgroups, for restored processes to be in
     tree: int  # the folder of the tree's own freezer cgroup
+    may: list[int]  # the capabilities that CRIU has
     lazy: bool = False  # a dump leaves the memory where it is
 
     def to_text(self) -> str:
@@ -186,6 +188,7 @@ def run_inside(orders: Orders, sock: int) -> int:
     child = os.fork()
     if child == 0:
         become_criu(orders, sock)
+    confine.become(orders.may)
     os.close(sock)
     _, status = os.waitpid(child, 0)
     if orders.restoring:
@@ -209,9 +212,10 @@ def become_criu(orders: Orders, sock: int) -> None:
             # Killed in the middle it leaves its code in the session's processes.
             with contextlib.suppress(PermissionError):
                 Path("/proc/self/oom_score_adj").write_text("-1000")
-        keep = {sock, orders.bundle, orders.images, orders.tree}
-        for fd in keep:
+        for fd in (sock, orders.bundle, orders.images, orders.tree):
             os.set_inheritable(fd, True)
+        for fd in (orders.last_pid, *orders.join, *orders.namespaces.values()):
+            os.set_inheritable(fd, False)
         # Without it the limits of a process may be read only by its own user.
         if orders.uid != 0 and not may(SYS_RESOURCE):
             os.setresgid(orders.gid, 0, 0)
@@ -221,6 +225,7 @@ def become_criu(orders: Orders, sock: int) -> None:
         if orders.lazy:
             words = ["--ps-socket", str(nobody()), *words]
         command = criu(bundle, *words, loads=TERMINALS if orders.restoring else "")
+        confine.bound(orders.may)
         os.execve(f"{bundle}/{LOADER}", command, environment(bundle))  # noqa: S606
     finally:
         os._exit(127)

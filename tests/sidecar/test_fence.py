@@ -14,7 +14,7 @@ import pytest
 
 from api_kit import LEASE_PATH, OWNER, PREFIX, lease, status
 from holdfast_sidecar.fence import Fence, Superseded
-from holdfast_sidecar.hold import HoldError
+from holdfast_sidecar.hold import HoldError, HoldStatus
 from holdfast_sidecar.kube import Answer, ApiError
 from holdfast_sidecar.lease_object import record_of
 from holdfast_wire.lease import Epoch, Holder, Standing, Timing
@@ -124,6 +124,11 @@ class Guard:
         self.told: list[tuple[float, int]] = []
         self.refuse: deque[HoldError] = deque()
         self.takes = 0.0
+        self.left = 0
+
+    async def status(self) -> HoldStatus:
+        said: dict[str, Any] = dict.fromkeys(HoldStatus.__slots__, False)
+        return HoldStatus(**said | {"frozen": True, "incomplete": self.left})
 
     async def deadline(self, boottime_ns: int) -> None:
         await asyncio.sleep(self.takes)
@@ -478,3 +483,23 @@ def test_the_lease_of_another_session_of_the_same_name(
     else:
         world.run(world.fence.acquire(), 10)
         assert world.fence.standing is Standing.HELD
+
+
+def test_a_lease_is_not_given_back_while_something_runs(world: World) -> None:
+    """attack 33: memory of it is lost, and hold could not stop all of what runs here."""
+    acquired(world).guard.left = 1
+
+    async def lose_it() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(world.fence.lose())
+            with pytest.raises(Superseded):
+                await world.fence.keep(nothing_new)
+
+    with pytest.raises(TimeoutError):
+        world.run(lose_it(), 60)
+    assert world.store.holder == ME
+    assert world.guard.deadlines[-1] == 0
+    assert any("the freeze is incomplete" in line for line in world.said)
+    world.guard.left = 0
+    world.run(lose_it(), 60)
+    assert world.store.holder == ""

@@ -35,6 +35,7 @@ class Reason(StrEnum):
     NO_SESSION_CONTAINER = "NoSessionContainer"
     NO_COMMAND = "NoCommand"
     PROBE_WOULD_KILL = "ProbeWouldKill"
+    RUNS_BESIDE_HOLD = "RunsBesideHold"
     RESTART_POLICY = "RestartPolicy"
     SHARED_NAMESPACE = "SharedNamespace"
     RESERVED_NAME = "ReservedName"
@@ -47,6 +48,7 @@ class Reason(StrEnum):
     STARTING = "Starting"
     RUNNING = "Running"
     FROZEN = "Frozen"
+    FREEZE_INCOMPLETE = "FreezeIncomplete"
     ENDING = "Ending"
     IMAGE_PULL = "ImagePull"
     CONTAINER_STUCK = "ContainerStuck"
@@ -136,6 +138,13 @@ def ready(seen: Observed, step: Step, phase: Phase) -> Condition:
         return _lost(seen)
     if seen.session.ended:
         return no(Reason.ENDING, "the session is being ended")
+    left = "" if seen.lease is None else seen.lease.incomplete
+    if left and phase in (Phase.FROZEN, Phase.RUNNING):
+        return no(
+            Reason.FREEZE_INCOMPLETE,
+            "it was to stand still, and some of its processes could not be stopped:"
+            f" {left}. They are tried again; end them from where they were started",
+        )
     if phase is Phase.FROZEN:
         return no(
             Reason.FROZEN,

@@ -152,7 +152,9 @@ def _stands(pid: int) -> bool:
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         states = [(one / "stat").read_text().rpartition(")")[2].split()[0] for one in threads]
-        cages = [one.path.rpartition("/")[2] for one in freezer.cgroups_of(pid)]
+        # Not cgroups_of(): one that came from the node may be outside the agent's own namespace.
+        lines = freezer.memberships(Path(f"/proc/{pid}/cgroup").read_text())
+        cages = [one.path.rpartition("/")[2] for one in lines]
     except OSError:
         return True
     return all(state in "TtZX" for state in states) or freezer.FENCE in cages

@@ -14,6 +14,7 @@ from typing import Any
 from holdfast_operator import moves, names
 from holdfast_operator.model import TERMINAL, Observed, Phase
 from holdfast_operator.steps import End, Step, Wait
+from holdfast_operator.text import plain
 from holdfast_operator.times import stamp
 
 
@@ -138,7 +139,8 @@ def ready(seen: Observed, step: Step, phase: Phase) -> Condition:
         return _lost(seen)
     if seen.session.ended:
         return no(Reason.ENDING, "the session is being ended")
-    left = "" if seen.lease is None else seen.lease.incomplete
+    notes = {} if seen.lease is None else seen.lease.annotations
+    left = plain(notes.get(names.INCOMPLETE, ""), 256)
     if left and phase in (Phase.FROZEN, Phase.RUNNING):
         return no(
             Reason.FREEZE_INCOMPLETE,

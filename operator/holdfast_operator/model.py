@@ -301,11 +301,6 @@ class LeaseSeen:
             return ()
 
     @property
-    def incomplete(self) -> str:
-        """Processes that a freeze could not stop, by its sidecar's word; "": none."""
-        return plain(self.annotations.get(names.INCOMPLETE, ""), 256)
-
-    @property
     def fresh(self) -> Fresh | None:
         return Fresh.of(self.annotations.get(names.FRESH, ""))
 

@@ -302,9 +302,11 @@ class HoldLink:
             kind = EventKind(packet["event"])
         except ValueError:
             return  # a newer hold may tell more than we know
-        details = (packet.get(key) for key in ("by", "code", "signal", "milliseconds"))
+        by, code, number, milliseconds = (
+            packet.get(key) for key in ("by", "code", "signal", "milliseconds")
+        )
         left = Unstopped.of(packet) if kind is EventKind.INCOMPLETE else None
-        event = HoldEvent(kind, *details, left)
+        event = HoldEvent(kind, by, code, number, milliseconds, left)
         if self._on_event is not None:
             self._on_event(event)
 

@@ -365,7 +365,7 @@ async def test_what_is_spared_runs_on_as_long_as_its_connection_stands(
 
 
 def make_fifo(binary: str, fifo: Path) -> None:
-    words = [binary, "--nonce-fifo", fifo, "--install", fifo.parent / "hold"]
+    words = [binary, "--nonce-fifo", str(fifo), "--install", str(fifo.parent / "hold")]
     subprocess.run(words, check=True)
 
 

@@ -483,23 +483,3 @@ def test_the_lease_of_another_session_of_the_same_name(
     else:
         world.run(world.fence.acquire(), 10)
         assert world.fence.standing is Standing.HELD
-
-
-def test_a_lease_is_not_given_back_while_something_runs(world: World) -> None:
-    """attack 33: memory of it is lost, and hold could not stop all of what runs here."""
-    acquired(world).guard.left = 1
-
-    async def lose_it() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(world.fence.lose())
-            with pytest.raises(Superseded):
-                await world.fence.keep(nothing_new)
-
-    with pytest.raises(TimeoutError):
-        world.run(lose_it(), 60)
-    assert world.store.holder == ME
-    assert world.guard.deadlines[-1] == 0
-    assert any("the freeze is incomplete" in line for line in world.said)
-    world.guard.left = 0
-    world.run(lose_it(), 60)
-    assert world.store.holder == ""

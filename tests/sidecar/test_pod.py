@@ -21,11 +21,10 @@ from typing import Any
 import pytest
 
 from api_kit import Fault, Pod, lease
-from gateway_kit import listener_pid, remove, until
+from gateway_kit import remove, until
 from holdfast_sidecar.agent import AgentError
 from holdfast_sidecar.fence import Superseded
 from holdfast_sidecar.hold import HoldError, HoldStatus
-from holdfast_sidecar.nonce import FIFO
 from holdfast_sidecar.pod import PodSidecar
 from holdfast_sidecar.settings import Settings
 from holdfast_wire.lease import Timing
@@ -355,45 +354,6 @@ def test_an_impostor_at_hold_s_socket_is_not_believed(pod: Pod) -> None:
     pod.renewed_after(requests)
     pod.counting()
     assert "released" not in pod.api.notes()
-
-
-def test_an_impostor_that_was_there_first_is_not_believed(pod: Pod) -> None:
-    """attack 33: somebody in the session's container listens at hold's socket before a sidecar has
-    ever met hold. The sidecar knows hold by what it gave it itself."""
-    pod.begin_hold("bash", "-c", COUNT)
-    said: dict[str, Any] = dict.fromkeys(HoldStatus.__slots__, 0)
-    impostor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with impostor:
-        impostor.bind(str(pod.socket))
-        impostor.listen()
-        impostor.settimeout(10)
-        pod.start_sidecar()
-        wrong = {"ok": True, **said, "unstopped": [], "nonce": "f" * 32}
-        assert _answer_as(impostor, [wrong, wrong]) == [b"status", b"status"]
-        pod.said("is not the hold that has this sidecar's nonce")
-    assert pod.api.requests == []
-
-
-def test_a_sidecar_hands_its_nonce_over_once(pod: Pod) -> None:
-    """attack 33: not to whoever opens the FIFO later, and not again as another sidecar."""
-    pod.begin_hold("cat")
-    pod.start_sidecar()
-    until(lambda: listener_pid(pod.socket, socket.SOCK_SEQPACKET), "hold's socket")
-    given = (pod.state / "hold").read_text()
-    until(lambda: pod.status()["nonce"] == given, "hold has it")
-    assert not (pod.run / FIFO).exists()
-    os.mkfifo(pod.run / FIFO)  # as the hook does when the sidecar's container is started again
-    thief = os.open(pod.run / FIFO, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        assert pod.sidecar is not None
-        pod.sidecar.kill()
-        pod.sidecar_goes()
-        pod.start_sidecar()
-        until(lambda: not (pod.run / FIFO).exists(), "the FIFO is taken away")
-        pod.note("started")
-        assert os.read(thief, 100) == b""
-    finally:
-        os.close(thief)
 
 
 def _asked(path: Path) -> dict[str, Any]:

@@ -358,13 +358,11 @@ class Pod:
     def start_hold(self, *command: str, options: tuple[str, ...] = ()) -> None:
         """It has the sidecar's nonce, as if one had been here before."""
         self.begin_hold(*command, options=options)
-        nonce = Nonce(self.state, self.run)
-        until(nonce.give, "hold takes its nonce")
+        until(Nonce(self.state, self.run).give, "hold takes its nonce")
         until(lambda: listener_pid(self.socket, socket.SOCK_SEQPACKET), "hold's socket")
         self._pids.append(self.hold_pid)
 
     def begin_hold(self, *command: str, options: tuple[str, ...] = ()) -> None:
-        """It waits for a sidecar."""
         binary = hold_binary()
         if binary is None:
             pytest.skip("hold is not built")
@@ -376,11 +374,8 @@ class Pod:
         }
         # Without root hold makes no namespace, and is talked to by its own user alone.
         shared = ("--shared",) if os.geteuid() == 0 else ()
-        fifo = str(self.run / FIFO)
-        subprocess.run(
-            [binary, "--nonce-fifo", fifo, "--install", self.folder / "hold"], check=True
-        )
-        options = ("--nonce-from", fifo, *shared, *options)
+        os.mkfifo(self.run / FIFO, 0o644)
+        options = ("--nonce-from", str(self.run / FIFO), *shared, *options)
         words = [binary, "--socket", str(self.socket), "--wait", *options, "--", *command]
         self.hold = subprocess.Popen(words, env=env)
 

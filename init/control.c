@@ -42,6 +42,7 @@ struct connection {
     size_t queued;
     uint64_t progress_ns;           /* when the queue last moved */
     struct graph_job *graph;
+    pid_t spares;                   /* left out of freezes for as long as this is open; 0: none */
 };
 
 static int listener = -1;
@@ -119,6 +120,8 @@ static void drop(struct connection *c)
     }
     if (c->graph)
         graph_free(c->graph);
+    if (c->spares)
+        tree_unspare(c->spares);
     close(c->fd);
     *c = (struct connection){.fd = -1};
 }
@@ -190,6 +193,14 @@ void control_event(const char *json)
     for (int i = 0; i < CONNECTIONS_MAX; i++)
         if (connections[i].fd >= 0)
             connection_send(&connections[i], json, strlen(json), -1);
+}
+
+bool connection_spare(struct connection *c, pid_t pid)
+{
+    if (c->spares || !tree_spare(pid))
+        return false;
+    c->spares = pid;
+    return true;
 }
 
 void connection_start_graph(struct connection *c, struct graph_job *job)

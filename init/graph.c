@@ -42,12 +42,12 @@ static void read_users(pid_t pid, char *users, size_t room)
     users[length < 0 ? 0 : length] = '\0';
 }
 
-struct graph_job *graph_new(const struct started *s, bool foreground_only)
+struct graph_job *graph_new(const struct started *s, bool foreground_only, bool everyone)
 {
     struct graph_job *job = must_realloc(NULL, sizeof *job);
     *job = (struct graph_job){.started = s, .foreground = tcgetpgrp(s->master)};
     read_users(s->keeper, job->users, sizeof job->users);
-    tree_scan(&job->tree, getpid());
+    (everyone ? tree_scan_all : tree_scan)(&job->tree, getpid());
     size_t kept = 0;
     for (size_t i = 0; i < job->tree.count; i++)
         if (!foreground_only || job->tree.list[i].pgid == job->foreground)

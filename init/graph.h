@@ -11,8 +11,9 @@
 
 struct graph_job;
 
-/* The tree as it is now; details are read as the packets are asked for. */
-struct graph_job *graph_new(const struct started *s, bool foreground_only);
+/* The tree as it is now; details are read as the packets are asked for. `everyone`: with what
+ * entered the namespace from outside, once the command has ended and all of that is to go. */
+struct graph_job *graph_new(const struct started *s, bool foreground_only, bool everyone);
 bool graph_next(struct graph_job *job, struct json *packet);    /* true: that was the last one */
 void graph_free(struct graph_job *job);
 

@@ -5,7 +5,8 @@
  *   jobs.c      what the keeper runs beside it
  *   adopt.c     the same, restored by someone else
  *   control.c   socket → requests.c → session_*()    → what a peer may ask
- *   freeze.c    stop, continue, end the tree           (tree.c reads it from /proc)
+ *   fence.c     everything stands still, and is kept so
+ *   freeze.c    stop, continue, end processes          (tree.c reads them from /proc)
  *   graph.c     one JSON packet per process            (waits.c, listeners.c, json.c)
  *
  * Nothing here waits for a peer, and every wait for the kernel is bounded. */
@@ -32,10 +33,10 @@
 #define REMAINS_GRACE_MS 1000
 /* The keeper needs a moment to reap the command after all else was killed. */
 #define KEEPER_GRACE_NS (1000 * MS)
-/* While the fence is down: something outside may have continued a process, and a program that
- * could not be stopped may have started one that can. */
-#define REFREEZE_MS 1000
-#define RETRY_MS 100
+/* A peer takes its packets slowly. */
+#define SLOW_PEER_MS 1000
+/* Between the command's end and hold's own, nothing else may run in its namespace. */
+#define REMAINS_MS 100
 /* Nobody tells of it when an adopted keeper becomes hold's child, or ends as another's. */
 #define ADOPTED_MS 50
 #define END_TICK_MS 20
@@ -49,44 +50,6 @@
 #endif
 
 static int signals_fd = -1, timer_fd = -1;
-
-static void announce_frozen(const char *by)
-{
-    char text[64];
-    snprintf(text, sizeof text, "{\"event\":\"frozen\",\"by\":\"%s\"}", by);
-    control_event(text);
-}
-
-static void stop_tree(struct session *s, struct freeze_result *result)
-{
-    freeze_tree(getpid(), result);
-    s->incomplete = result->running > 0;
-    s->stopped_ns = clock_ns(CLOCK_MONOTONIC);
-}
-
-static void freeze_now(struct session *s, unsigned by, struct freeze_result *result)
-{
-    bool news = s->frozen == 0;
-    stop_tree(s, result);
-    s->frozen |= by;
-    if (news)
-        announce_frozen(by == FROZEN_BY_DEADLINE ? "deadline" : "request");
-}
-
-void session_freeze(struct session *s, struct freeze_result *result)
-{
-    freeze_now(s, FROZEN_BY_REQUEST, result);
-}
-
-void session_thaw(struct session *s)
-{
-    if (s->expired || s->frozen == 0)
-        return;
-    thaw_tree(getpid());
-    s->frozen = 0;
-    s->incomplete = false;
-    control_event("{\"event\":\"thawed\"}");
-}
 
 bool session_past_deadline(const struct session *s)
 {
@@ -102,7 +65,7 @@ static void check_deadline(struct session *s)
     if (s->ending)                  /* past the fence nothing may use up its grace */
         s->kill_at_ns = 0;
     else if (s->began && !s->exited)
-        freeze_now(s, FROZEN_BY_DEADLINE, &(struct freeze_result){0});
+        fence_down(s, FROZEN_BY_DEADLINE, &(struct freeze_result){0});
 }
 
 void session_set_deadline(struct session *s, uint64_t boot_ns)
@@ -139,9 +102,7 @@ void session_end(struct session *s, uint64_t grace_ms, int by)
     if (!s->ending && !s->expired && grace_ms > 0)
         hang_up_tree(getpid(), s->started.keeper);
     s->ending = true;
-    s->frozen = 0;
-    s->incomplete = false;
-    freeze_forget();
+    fence_forget(s);
 }
 
 static void end_step(struct session *s)
@@ -308,21 +269,13 @@ static int patience_ms(const struct session *s)
         least = smaller(least, ADOPTED_MS);
     if (s->ending)
         least = smaller(least, END_TICK_MS);
-    else if (s->frozen && s->incomplete)
-        least = smaller(least, RETRY_MS);
-    else if (s->frozen & FROZEN_BY_DEADLINE)
-        least = smaller(least, REFREEZE_MS);
+    else if (s->exited && s->namespaced)
+        least = smaller(least, REMAINS_MS);
+    else if (s->frozen)
+        least = smaller(least, fence_patience_ms(s));
     if (control_busy())
-        least = smaller(least, REFREEZE_MS);
+        least = smaller(least, SLOW_PEER_MS);
     return (int)least;
-}
-
-/* By the clock, not when the loop is idle: what still runs could keep it busy. */
-static bool refreeze_due(const struct session *s)
-{
-    uint64_t since = clock_ns(CLOCK_MONOTONIC) - s->stopped_ns;
-    return (s->frozen && s->incomplete && since >= RETRY_MS * MS) ||
-           (s->frozen && s->expired && since >= REFREEZE_MS * MS);
 }
 
 static void turn(struct session *s)
@@ -346,11 +299,12 @@ static void turn(struct session *s)
     if (ready > 0)
         control_handle(s, set + 2, count);
     control_drop_stalled();
-    if (s->ending) {
+    if (s->ending)
         end_step(s);
-    } else if (refreeze_due(s)) {
-        stop_tree(s, &(struct freeze_result){0});
-    }
+    else if (s->exited && s->namespaced)
+        kill_tree(getpid(), 0);     /* what entered the namespace since */
+    else if (s->frozen)
+        fence_watch(s);
 }
 
 /* The directory it was started in must not stay busy. */
@@ -395,6 +349,29 @@ static bool over(const struct session *s)
     return s->began ? s->exited && s->collected && !s->ending : s->leaving;
 }
 
+/* Before anything else, so that nothing of the session runs that could take it. False: hold was
+ * told to go meanwhile. */
+static bool await_nonce(struct session *s)
+{
+    if (!s->options.nonce_from) {
+        nonce_make();
+        return true;
+    }
+    int fifo = nonce_open(s->options.nonce_from);
+    for (bool known = false; !known;) {
+        struct pollfd set[] = {{.fd = signals_fd, .events = POLLIN}, {.fd = fifo, .events = POLLIN}};
+        int ready = poll(set, 2, -1);
+        if (ready > 0 && set[0].revents)
+            read_signals(s);
+        if (s->leaving)
+            return false;
+        if (ready > 0 && set[1].revents)
+            known = nonce_read(fifo);
+    }
+    close(fifo);
+    return true;
+}
+
 int guard_run(const struct options *o)
 {
     struct session s = {.options = *o, .started = {.master = -1, .jobs = -1}, .namespaced = getpid() == 1};
@@ -402,10 +379,11 @@ int guard_run(const struct options *o)
     if (s.namespaced)
         prctl(PR_SET_DUMPABLE, 0);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    nonce_make();
+    watch_signals();                /* the keeper undoes this for itself and the command */
+    if (!await_nonce(&s))
+        return NEVER_BEGAN;
     control_listen(o->socket, o->shared);
     s.outbox = make_outbox();
-    watch_signals();                /* the keeper undoes this for itself and the command */
     if (!o->wait)
         session_start(&s);
     if (s.failure.code)

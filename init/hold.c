@@ -37,6 +37,8 @@ static const char usage[] =
     "                             MPTCP are not there, and no program gains privileges\n"
     "  --reserve N                as PID 1: leave PIDs up to N to the tool that restores (0)\n"
     "  --namespace auto|yes|no    own PID namespace; auto: if root may make one (auto)\n"
+    "  --nonce-from FIFO          take hold's nonce from a FIFO that the sidecar writes to\n"
+    "  --nonce-fifo PATH          make such a FIFO, and with --install that too\n"
     "  --install PATH             copy this program to PATH, and nothing else\n"
     "  --probe, --probe-ready     whether a sidecar answers at its socket, or serves its session\n"
     "  --version, --help\n"
@@ -141,6 +143,7 @@ static void parse(struct options *o, int argc, char **argv)
         {"probe", required_argument, 0, 'p'},  {"probe-ready", required_argument, 0, 'P'},
         {"linger", required_argument, 0, 'l'}, {"movable", no_argument, 0, 'm'},
         {"reserve", required_argument, 0, 'r'}, {"version", no_argument, 0, 'v'},
+        {"nonce-from", required_argument, 0, 'N'}, {"nonce-fifo", required_argument, 0, 'F'},
         {"inner", required_argument, 0, 'I'},
         {0, 0, 0, 0}};
     for (int got; (got = getopt_long(argc, argv, "+", known, NULL)) != -1;) {
@@ -156,6 +159,8 @@ static void parse(struct options *o, int argc, char **argv)
         case 'l': o->linger_ms = parse_ms("--linger", optarg); break;
         case 'm': o->movable = parse_movable(); break;
         case 'r': o->reserve = parse_number("--reserve", optarg, "a PID", RESERVE_MAX); break;
+        case 'N': o->nonce_from = optarg; break;
+        case 'F': nonce_make_fifo(optarg); break;
         case 'I': break;                /* hold itself; inner_report() reads it */
         case 'i': install(optarg); exit(0);
         case 'p': probe(optarg, false); exit(0);

@@ -38,6 +38,7 @@ struct options {
     bool shared;                    /* peers of any uid may connect */
     unsigned term_grace_ms;
     unsigned linger_ms;             /* a SIGTERM is announced, and heeded after this */
+    const char *nonce_from;         /* a FIFO; NULL: hold makes its own nonce */
     unsigned reserve;               /* as PID 1: the session's pids are above this */
     bool movable;                   /* the session is kept from what cannot be checkpointed */
     enum { NAMESPACE_AUTO, NAMESPACE_YES, NAMESPACE_NO } namespace;
@@ -51,8 +52,13 @@ void install(const char *path);     /* dies on any failure */
 void probe(const char *path, bool ready);   /* dies if not */
 
 /* nonce.c: names this incarnation of hold. Known to admitted peers alone, so a peer that meets it
- * again knows that it talks to the same hold and not to something that took its socket's place. */
+ * again knows that it talks to the same hold and not to something that took its socket's place.
+ * With --nonce-from it is the peer that makes it, and hold gets it before anything else runs. */
+#define NONCE_MAX 64
 void nonce_make(void);
+void nonce_make_fifo(const char *path);         /* dies on any failure */
+int nonce_open(const char *path);
+bool nonce_read(int fd);                        /* false: not yet; dies if another has it */
 const char *nonce_text(void);
 void nonce_forget(void);
 
@@ -90,6 +96,20 @@ enum adopted adopted_state(void);
 /* Who asked for the freeze that is on; both may have. */
 enum { FROZEN_BY_REQUEST = 1, FROZEN_BY_DEADLINE = 2 };
 
+/* What a freeze could not stop: how many, and the first of them. None: the freeze is whole. */
+#define UNSTOPPED_MAX 16
+struct unstopped {
+    int count;
+    pid_t pids[UNSTOPPED_MAX];
+};
+
+/* When a frozen session is looked at again; see fence.c. */
+struct fence_watch {
+    uint64_t look_at_ns, newcomers_at_ns;   /* CLOCK_MONOTONIC */
+    unsigned quiet_ms;
+    pid_t newest;
+};
+
 /* The one session this process guards.
  * Invariant: `expired` implies nothing of the session runs, but for what the kernel refused to
  * let hold stop; nothing but a later deadline clears it. */
@@ -102,8 +122,8 @@ struct session {
     struct failure failure;         /* why it could not be */
     bool namespaced;                /* hold is PID 1 of the session's PID namespace */
     unsigned frozen;                /* FROZEN_BY_* */
-    bool incomplete;                /* the last freeze left something running: try again soon */
-    uint64_t stopped_ns;            /* CLOCK_MONOTONIC: when the tree was last stopped */
+    struct unstopped unstopped;     /* what the last look at a frozen session left running */
+    struct fence_watch watch;       /* of one that is frozen */
 
     bool armed, expired;
     uint64_t deadline_boot_ns;      /* CLOCK_BOOTTIME: counts while the machine is suspended */
@@ -124,8 +144,17 @@ struct session {
     uint64_t kill_at_ns;            /* CLOCK_MONOTONIC */
 };
 
-/* guard.c */
+/* fence.c: the session stands still, and is kept so */
 struct freeze_result;
+void fence_down(struct session *s, unsigned by, struct freeze_result *result);
+void session_thaw(struct session *s);
+void fence_forget(struct session *s);           /* the tree is being ended */
+uint64_t fence_patience_ms(const struct session *s);
+void fence_watch(struct session *s);            /* looks again, if it is time */
+struct json;
+void unstopped_write(struct json *j, const struct unstopped *u);
+
+/* guard.c */
 int guard_run(const struct options *o);
 /* False: it could not be started, and hold goes once the peers know why. */
 bool session_start(struct session *s);
@@ -133,9 +162,7 @@ bool session_start(struct session *s);
 const char *session_adopt(struct session *s, const struct adoption *a);
 bool session_past_deadline(const struct session *s);
 const char *session_ended_by(const struct session *s);
-void session_freeze(struct session *s, struct freeze_result *result);
 void session_set_deadline(struct session *s, uint64_t boot_ns);
-void session_thaw(struct session *s);
 void session_end(struct session *s, uint64_t grace_ms, int by);
 void session_heed(struct session *s);   /* the SIGTERM that was put off, if one was */
 
@@ -160,6 +187,7 @@ enum { PASSED_NONE = -1, PASSED_MANY = -2 };
  * setting PASSED_NONE. */
 void request_handle(struct session *s, struct connection *c, char *text, size_t length,
                     int *passed);
+bool connection_spare(struct connection *c, pid_t pid);
 void connection_send(struct connection *c, const char *text, size_t length, int with_fd);
 struct graph_job;
 void connection_start_graph(struct connection *c, struct graph_job *job);

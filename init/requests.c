@@ -55,6 +55,7 @@ static void on_status(struct session *s, struct connection *c)
     json_pair_bool(&j, "movable", s->options.movable);
     json_pair_bool(&j, "lingering", s->lingering);
     json_pair_bool(&j, "frozen", s->frozen != 0);
+    unstopped_write(&j, &s->unstopped);
     json_pair_bool(&j, "expired", s->expired);
     json_pair_number(&j, "deadline_ns", s->armed ? (long long)s->deadline_boot_ns : 0);
     json_pair_number(&j, "boottime_ns", (long long)clock_ns(CLOCK_BOOTTIME));
@@ -120,15 +121,16 @@ static void on_freeze(struct session *s, struct connection *c)
         answer_error(c, "ending", "the session is being ended; wait for it");
         return;
     }
-    session_freeze(s, &r);
+    fence_down(s, FROZEN_BY_REQUEST, &r);
     json_start(&j);
     json_raw(&j, "{");
-    json_pair_bool(&j, "ok", r.running == 0);
-    if (r.running) {
+    json_pair_bool(&j, "ok", r.unstopped.count == 0);
+    if (r.unstopped.count) {
         json_pair_string(&j, "error", "incomplete");
-        json_pair_string(&j, "message", "some processes still run; hold goes on stopping them");
+        json_pair_string(&j, "message", "some processes could not be stopped; hold goes on trying");
         json_pair_number(&j, "running", r.running);
     }
+    unstopped_write(&j, &r.unstopped);
     json_pair_number(&j, "stopped", r.stopped);
     json_pair_number(&j, "refused", r.refused);
     json_pair_number(&j, "milliseconds", r.milliseconds);
@@ -231,7 +233,7 @@ static void on_signal(struct session *s, struct connection *c, const char *word)
 
 static void on_graph(struct session *s, struct connection *c, bool foreground_only)
 {
-    connection_start_graph(c, graph_new(&s->started, foreground_only));
+    connection_start_graph(c, graph_new(&s->started, foreground_only, s->exited));
 }
 
 static void on_end(struct session *s, struct connection *c, uint64_t grace_ms)
@@ -240,6 +242,18 @@ static void on_end(struct session *s, struct connection *c, uint64_t grace_ms)
         s->leaving = true;
     else if (!s->exited)
         session_end(s, grace_ms, BY_END);
+    answer_ok(c);
+}
+
+/* For the node's agent, whose checkpoint tool works in the namespace. It ends with the connection. */
+static void on_spare(struct connection *c, uint64_t pid)
+{
+    if (pid > INT32_MAX || !connection_spare(c, (pid_t)pid)) {
+        answer_error(c, "bad_request", "give the pid of a process that entered from outside, and "
+                     "one for a connection");
+        return;
+    }
+    freeze_release((pid_t)pid);
     answer_ok(c);
 }
 
@@ -254,6 +268,8 @@ static bool with_argument(struct session *s, struct connection *c, const char *v
         answer_ok(c);
     } else if (strcmp(verb, "end") == 0 && read_number(word, &number) && number <= GRACE_MAX_MS) {
         on_end(s, c, number);
+    } else if (strcmp(verb, "spare") == 0 && read_number(word, &number)) {
+        on_spare(c, number);
     } else if (strcmp(verb, "start") == 0 && read_size(word, &columns, &rows)) {
         s->options.columns = columns;
         s->options.rows = rows;
@@ -357,5 +373,5 @@ void request_handle(struct session *s, struct connection *c, char *text, size_t 
         answer_error(c, "bad_request",
                      "ask: status, start COLSxROWS, master, freeze, thaw, deadline NS, graph, "
                      "foreground, end MS, heed, signal NAME, outbox, jobs, nudge, collected, "
-                     "adopt KEEPER COMMAND TTY");
+                     "adopt KEEPER COMMAND TTY, spare PID");
 }

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,6 +50,7 @@ bool process_parse(char *text, struct process *p)
     p->cpu += kernel;
     p->threads = threads;
     p->depth = 0;
+    p->reached = p->spared = false;
     return fields == 8;
 }
 
@@ -74,7 +76,7 @@ static char thread_state(pid_t pid, const char *tid)
 
 static char worse(char a, char b)
 {
-    static const char order[] = "XZTDR";
+    static const char order[] = "XZTDSR";
     return strchr(order, a) > strchr(order, b) ? a : b;
 }
 
@@ -85,6 +87,7 @@ static char simple_state(char state)
     case 'Z': return 'Z';
     case 'T': case 't': return 'T';
     case 'D': return 'D';
+    case 'S': case 'I': return 'S';
     default: return 'R';
     }
 }
@@ -109,14 +112,34 @@ char process_state(pid_t pid)
     return state;
 }
 
-pid_t process_tracer(pid_t pid)
+static unsigned long long status_number(pid_t pid, const char *key, int base)
 {
     char path[64], text[4096];
     snprintf(path, sizeof path, "/proc/%d/status", pid);
     if (proc_read(path, text, sizeof text) <= 0)
         return 0;
-    char *line = strstr(text, "\nTracerPid:");
-    return line ? (pid_t)atoi(line + strlen("\nTracerPid:")) : 0;
+    char *line = strstr(text, key);
+    return line ? strtoull(line + strlen(key), NULL, base) : 0;
+}
+
+pid_t process_tracer(pid_t pid)
+{
+    return (pid_t)status_number(pid, "\nTracerPid:", 10);
+}
+
+bool process_stop_pending(pid_t pid)
+{
+    const unsigned long long stop = 1ull << (SIGSTOP - 1);
+    return ((status_number(pid, "\nSigPnd:", 16) | status_number(pid, "\nShdPnd:", 16)) & stop) != 0;
+}
+
+pid_t newest_pid(void)
+{
+    char text[256];
+    if (proc_read("/proc/loadavg", text, sizeof text) <= 0)
+        return 0;
+    char *last = strrchr(text, ' ');
+    return last ? (pid_t)atoi(last) : 0;
 }
 
 bool process_descends(pid_t pid, pid_t root, bool *known)
@@ -169,7 +192,58 @@ static void read_all(struct tree *t)
         qsort(t->all, t->all_count, sizeof *t->all, by_parent);
 }
 
-static void add_children(struct tree *t, pid_t parent, int depth)
+static pid_t also;
+
+/* A connection may spare one process, and there are eight connections. */
+#define SPARED_MAX 8
+static struct { pid_t pid; unsigned long long started; } spared[SPARED_MAX];
+
+static bool is_spared(const struct process *p)
+{
+    for (size_t i = 0; i < SPARED_MAX; i++)
+        if (spared[i].pid == p->pid && spared[i].started == p->started)
+            return true;
+    return false;
+}
+
+bool tree_spare(pid_t pid)
+{
+    struct process p;
+    if (!process_read(pid, &p) || p.ppid != 0)
+        return false;
+    for (size_t i = 0; i < SPARED_MAX; i++) {
+        if (spared[i].pid != 0)
+            continue;
+        spared[i].pid = pid;
+        spared[i].started = p.started;
+        return true;
+    }
+    return false;
+}
+
+void tree_unspare(pid_t pid)
+{
+    for (size_t i = 0; i < SPARED_MAX; i++)
+        if (spared[i].pid == pid)
+            spared[i].pid = 0;
+}
+
+void tree_also(pid_t top)
+{
+    also = top;
+}
+
+static void add_one(struct tree *t, struct process *found, int depth, bool below_spared)
+{
+    struct process *p = room_for_one(&t->list, t->count, &t->room);
+    found->reached = true;
+    *p = *found;
+    p->depth = depth;
+    p->spared = (below_spared && p->pid != also) || is_spared(p);
+    t->count++;
+}
+
+static void add_children(struct tree *t, pid_t parent, int depth, bool below_spared)
 {
     size_t low = 0, high = t->all_count;
     while (low < high) {
@@ -179,25 +253,15 @@ static void add_children(struct tree *t, pid_t parent, int depth)
         else
             high = middle;
     }
-    for (; low < t->all_count && t->all[low].ppid == parent; low++) {
-        struct process *p = room_for_one(&t->list, t->count, &t->room);
-        *p = t->all[low];
-        p->depth = depth;
-        t->count++;
-    }
-}
-
-static pid_t also;
-
-void tree_also(pid_t top)
-{
-    also = top;
+    for (; low < t->all_count && t->all[low].ppid == parent; low++)
+        if (t->all[low].pid != getpid())
+            add_one(t, &t->all[low], depth, below_spared);
 }
 
 static void add_below(struct tree *t, size_t from)
 {
     for (size_t i = from; i < t->count; i++)
-        add_children(t, t->list[i].pid, t->list[i].depth + 1);
+        add_children(t, t->list[i].pid, t->list[i].depth + 1, t->list[i].spared);
 }
 
 static bool add_also(struct tree *t)
@@ -208,10 +272,7 @@ static bool add_also(struct tree *t)
     for (size_t i = 0; i < t->all_count; i++) {
         if (t->all[i].pid != also)
             continue;
-        struct process *p = room_for_one(&t->list, t->count, &t->room);
-        *p = t->all[i];
-        p->depth = 1;
-        t->count++;
+        add_one(t, &t->all[i], 1, false);
         return true;
     }
     return false;
@@ -223,10 +284,37 @@ void tree_scan(struct tree *t, pid_t root)
 {
     read_all(t);
     t->count = 0;
-    add_children(t, root, 1);
+    add_children(t, root, 1, false);
     add_below(t, 0);
     if (also && add_also(t))
         add_below(t, t->count - 1);
+}
+
+static void drop_spared(struct tree *t)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < t->count; i++)
+        if (!t->list[i].spared)
+            t->list[kept++] = t->list[i];
+    t->count = kept;
+}
+
+/* A process whose parent ended while /proc was read is reached from nowhere, and comes last. */
+void tree_scan_all(struct tree *t, pid_t root)
+{
+    if (root != 1) {
+        tree_scan(t, root);
+        return;
+    }
+    read_all(t);
+    t->count = 0;
+    add_children(t, 0, 1, false);
+    add_children(t, root, 1, false);
+    add_below(t, 0);
+    for (size_t i = 0; i < t->all_count; i++)
+        if (!t->all[i].reached && t->all[i].pid != root)
+            add_one(t, &t->all[i], 1, false);
+    drop_spared(t);
 }
 
 void tree_free(struct tree *t)

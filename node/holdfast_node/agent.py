@@ -36,6 +36,7 @@ from holdfast_node.arrival import Arrivals
 from holdfast_node.departure import Departure
 from holdfast_node.engine import Engine
 from holdfast_node.fair_queue import FairQueue
+from holdfast_node.fence_guard import FenceGuard
 from holdfast_node.keeping import Keeping
 from holdfast_node.landing import lose
 from holdfast_node.lazy import PagesLost
@@ -117,6 +118,8 @@ class Agent:
         self._room = {kind: FairQueue(AT_ONCE) for kind in (Move, Keep, Bring)}
         self._settling: dict[str, asyncio.Task[None]] = {}  # by the pod's UID
         self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._about: dict[str, frozenset[str]] = {}  # the pods of each order that is under way
+        self._guard = FenceGuard(settings.node, register, self._busy, settings.cgroups)
         self._since = datetime.now(UTC).strftime(_MOMENT)
 
     async def run(self) -> None:
@@ -128,12 +131,13 @@ class Agent:
         async with serve("", settings.port, tls, self._keys, self._asked):
             await self._publish()
             log.info("ready", node=settings.node, problems=list(self._can.problems))
+            guarding = asyncio.create_task(self._guard.run())
             sweeping = asyncio.create_task(self._sweep_ever())
             try:
                 await self._follow()
             finally:
                 await self._needed.no_more()
-                tasks = [sweeping, *self._under_way.values(), *self._settling.values()]
+                tasks = [guarding, sweeping, *self._under_way.values(), *self._settling.values()]
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -297,7 +301,19 @@ class Agent:
             return
         task = asyncio.create_task(self._obey(order), name=order.name)
         self._under_way[order.uid] = task
-        task.add_done_callback(lambda _task: self._under_way.pop(order.uid, None))
+        pods = (getattr(order, name, "") for name in ("source_pod", "target_pod"))
+        self._about[order.uid] = frozenset(pods)
+        task.add_done_callback(lambda _task: self._done(order.uid))
+
+    def _done(self, uid: str) -> None:
+        self._under_way.pop(uid, None)
+        self._about.pop(uid, None)
+
+    def _busy(self, pod: str) -> bool:
+        settling = self._settling.get(pod)
+        return (settling is not None and not settling.done()) or any(
+            pod in pods for pods in self._about.values()
+        )
 
     async def _obey(self, order: Order) -> None:
         try:

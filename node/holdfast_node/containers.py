@@ -9,9 +9,11 @@ that hold itself names (peers.keeper_of): an orphan of `kubectl exec` is its chi
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +26,7 @@ PROC: Final = Path("/proc")
 _PTMX: Final = re.compile(r"^(/dev/ptmx|/dev/pts/ptmx|/ptmx)$")
 _PF_EXITING: Final = 0x4
 _PIDFD_GETFD: Final = 438  # the same number on every architecture
+_NS_GET_PARENT: Final = 0xB702
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -62,6 +65,47 @@ def find(pod_uid: str) -> Pod:
         raise NotFound(f"no session runs in pod {pod_uid} on this node")
     beside = (pid for pid in firsts if sidecar and in_container(pid, sidecar))
     return Pod(pod_uid, hold, next(beside, None))
+
+
+def firsts() -> dict[str, list[int]]:
+    """The first process of each container of this node's pods, by the pod's UID."""
+    found: dict[str, list[int]] = {}
+    for pid in _pids():
+        if _is_first(pid) and (uid := _pod_of(pid)) is not None:
+            found.setdefault(uid, []).append(pid)
+    return found
+
+
+def beside(hold: int) -> list[int]:
+    """All processes of hold's PID namespace but hold itself, also those in namespaces below."""
+    depth, space = len(status(hold)["NSpid"].split()), _namespace(hold)
+    found = []
+    for pid in _pids():
+        with suppress(OSError, KeyError):
+            numbers = status(pid)["NSpid"].split()
+            inside = len(numbers) == depth and _namespace(pid) == space
+            if pid != hold and (inside or (len(numbers) > depth and _below(pid, space))):
+                found.append(pid)
+    return found
+
+
+def _namespace(pid: int) -> int:
+    return (PROC / str(pid) / "ns/pid").stat().st_ino
+
+
+def _below(pid: int, space: int) -> bool:
+    """Whether one of the namespaces around that of `pid` is `space`."""
+    opened = os.open(PROC / str(pid) / "ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while os.fstat(opened).st_ino != space:
+            parent = fcntl.ioctl(opened, _NS_GET_PARENT)
+            os.close(opened)
+            opened = parent
+    except OSError:  # there is none above that may be seen
+        return False
+    finally:
+        os.close(opened)
+    return True
 
 
 def command_of(keeper: int) -> int:
@@ -180,6 +224,14 @@ def in_container(pid: int, container: str) -> bool:
     return any(
         named.fullmatch(part) for one in freezer.memberships(text) for part in one.path.split("/")
     )
+
+
+def _pod_of(pid: int) -> str | None:
+    try:
+        found = freezer.memberships((PROC / str(pid) / "cgroup").read_text())
+    except OSError:
+        return None
+    return next((uid for one in found if (uid := freezer.pod_uid(one.path))), None)
 
 
 def _in_pod(pid: int, pod_uid: str) -> bool:

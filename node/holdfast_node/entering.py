@@ -19,13 +19,16 @@ from typing import Final
 
 from holdfast_wire.errors import Internal
 
-from . import confine, containers, freezer
+from . import confine, containers, freezer, safe_open
 from .inside import NAMESPACES, PACKET_MAX, Orders
+from .peers import HOLD_SOCKET
+from .safe_open import UnsafePath
 
 _LAST_PID: Final = Path("/proc/sys/kernel/ns_last_pid")
 # A dump that nobody waits for any more must still come to its end: CRIU has its own code in the
 # session's processes meanwhile. This is for one that hangs.
 _LEAVE_SECONDS: Final = 120.0
+_HOLD_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,25 @@ async def _start(
 ) -> tuple[asyncio.subprocess.Process, Orders]:
     with theirs, contextlib.ExitStack() as opened:
         orders = replace(_orders(place, theirs.fileno(), opened, restoring), lazy=lazy)
+        if (hold := await asyncio.to_thread(_connected, place.hold)) is not None:
+            orders = replace(orders, hold=opened.enter_context(hold).fileno())
         passed = [theirs.fileno(), orders.bundle, orders.images, orders.last_pid, orders.tree]
+        passed += [orders.hold] if orders.hold >= 0 else []
         passed += [*orders.join, *orders.namespaces.values(), *place.also]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-m", "holdfast_node.inside", orders.to_text(),
             pass_fds=passed, stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
     return process, orders
+
+
+def _connected(hold: int) -> socket.socket | None:
+    """To ask it to spare CRIU. None: a session on this machine, which has no deadline, or one that
+    has put its socket away, and must bear what that does to its own move."""
+    try:
+        return safe_open.connect(hold, HOLD_SOCKET, socket.SOCK_SEQPACKET, _HOLD_SECONDS)
+    except (OSError, UnsafePath):
+        return None
 
 
 def _orders(place: Place, agent: int, opened: contextlib.ExitStack, restoring: bool) -> Orders:

@@ -24,6 +24,7 @@ from holdfast_wire.errors import Internal, Retry, Unsupported
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 NAME: Final = "holdfast"
+FENCE: Final = "holdfast-fence"  # beside it, for what hold could not stop (fence_guard.py)
 FREEZE_SECONDS: Final = 5.0
 KILL_SECONDS: Final = 10.0
 _NUDGE_SECONDS: Final = 0.2  # v1 is known to forget a task now and then; being told again helps
@@ -83,10 +84,11 @@ class Freezer:
 
     parent: Path
     unified: bool
+    name: str = NAME
 
     @property
     def path(self) -> Path:
-        return self.parent / NAME
+        return self.parent / self.name
 
     @property
     def pod_uid(self) -> str | None:
@@ -155,6 +157,23 @@ class Freezer:
                 return len(tree)
             if time.monotonic() > deadline:
                 raise NotFrozen("the session starts processes faster than they can be stopped")
+
+    def freeze_these(self, pids: list[int], seconds: float = FREEZE_SECONDS) -> None:
+        """These, beside what is in it already."""
+        self.make()
+        self._tell(True)
+        for pid in pids:
+            self.move_in(pid)
+        self.await_frozen(seconds)
+
+    def let_go(self) -> None:
+        """What is in it runs on where its container is."""
+        if not self.exists():
+            return
+        self.thaw()
+        for pid in self.members():
+            self.move_out(pid)
+        self.remove()
 
     def move_in(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -237,7 +256,7 @@ def of(pid: int, root: Path = CGROUPS) -> Freezer:
 
 
 def _outermost(folder: Path) -> Path:
-    return folder.parent if folder.name == NAME else folder
+    return folder.parent if folder.name in (NAME, FENCE) else folder
 
 
 def frozen_ones(root: Path = CGROUPS) -> list[Freezer]:

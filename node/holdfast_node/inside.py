@@ -50,6 +50,8 @@ NAMESPACES: Final = {
 OWN_PIDS: Final = range(100, 301)
 _HELD: Final = b"pre-resume"
 SYS_RESOURCE: Final = 24
+_EVENTS_MOST: Final = 16  # before hold's answer; what listens there may not be hold
+_SPARE_SECONDS: Final = 5.0  # hold may be busy freezing, for two seconds at most
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Orders:
     join: list[int]  # the container's cgroups, for restored processes to be in
     tree: int  # the folder of the tree's own freezer cgroup
     may: list[int]  # the capabilities that CRIU has
+    hold: int = -1  # a connection to hold, which leaves CRIU out of its freezes while it stands
     lazy: bool = False  # a dump leaves the memory where it is
 
     def to_text(self) -> str:
@@ -89,12 +92,20 @@ class Guard:
         _setns(orders.namespaces["pid"], NAMESPACES["pid"])
         if orders.restoring:
             count_pids_from(orders.last_pid, OWN_PIDS.start)
+        spared, told = os.pipe()
         self._inner = os.fork()
         if self._inner == 0:
             self._criu.close()
             self._agent.close()
+            os.close(told)
+            os.read(spared, 1)
+            os.close(spared)
             os._exit(run_inside(orders, theirs.fileno()))
         theirs.close()
+        os.close(spared)
+        if orders.hold >= 0:
+            spare(orders.hold, self._inner)
+        os.close(told)
 
     def run(self) -> int:
         """Until CRIU is done. The exit status is for the log alone; CRIU's answers went before.
@@ -165,6 +176,20 @@ class Guard:
             self._freezer.kill()
         with contextlib.suppress(OSError):
             self._criu.shutdown(socket.SHUT_WR)
+
+
+def spare(connection: int, pid: int) -> None:
+    """Asks hold to leave that process alone when it freezes. An older hold, which stops nothing
+    but its own descendants, does not know the word."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    number = next(line for line in lines if line.startswith("NSpid:")).split()[-1]
+    hold = socket.socket(fileno=os.dup(connection))
+    with contextlib.suppress(OSError), hold:
+        hold.settimeout(_SPARE_SECONDS)
+        hold.send(f"spare {number}".encode())
+        for _ in range(_EVENTS_MOST):
+            if b'"event"' not in hold.recv(PACKET_MAX):
+                break
 
 
 def count_pids_from(last_pid: int, number: int) -> None:

@@ -158,6 +158,22 @@ class Register:
         # An image that the kubelet has not named yet must not pass for the one that is signed.
         return replace(order, image=found.image, volumes=found.volumes)
 
+    async def learn(self, namespace: str, name: str, uid: str, node: str) -> bool:
+        """Whether there is such a session's pod on this node. The names may be anybody's guess."""
+        item = None if self._read is None else await self._read(namespace, name)
+        if item is None:
+            return False
+        found = Known.of(item)
+        if (found.uid, found.node) != (uid, node) or not found.session_uid:
+            return False
+        if not {SESSION, SIDECAR} <= found.ids.keys():
+            return False
+        self._keep(found)
+        return True
+
+    def knows(self, uid: str) -> bool:
+        return uid in self._known
+
     def _keep(self, found: Known) -> None:
         self._known[found.uid] = found
         containers.know(found.uid, found.ids.get(SESSION, ""), found.ids.get(SIDECAR, ""))

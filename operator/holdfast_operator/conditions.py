@@ -14,6 +14,7 @@ from typing import Any
 from holdfast_operator import moves, names
 from holdfast_operator.model import TERMINAL, Observed, Phase
 from holdfast_operator.steps import End, Step, Wait
+from holdfast_operator.text import plain
 from holdfast_operator.times import stamp
 
 
@@ -35,6 +36,7 @@ class Reason(StrEnum):
     NO_SESSION_CONTAINER = "NoSessionContainer"
     NO_COMMAND = "NoCommand"
     PROBE_WOULD_KILL = "ProbeWouldKill"
+    RUNS_BESIDE_HOLD = "RunsBesideHold"
     RESTART_POLICY = "RestartPolicy"
     SHARED_NAMESPACE = "SharedNamespace"
     RESERVED_NAME = "ReservedName"
@@ -47,6 +49,7 @@ class Reason(StrEnum):
     STARTING = "Starting"
     RUNNING = "Running"
     FROZEN = "Frozen"
+    FREEZE_INCOMPLETE = "FreezeIncomplete"
     ENDING = "Ending"
     IMAGE_PULL = "ImagePull"
     CONTAINER_STUCK = "ContainerStuck"
@@ -137,6 +140,14 @@ def ready(seen: Observed, step: Step, phase: Phase) -> Condition:
         return _lost(seen)
     if seen.session.ended:
         return no(Reason.ENDING, "the session is being ended")
+    notes = {} if seen.lease is None else seen.lease.annotations
+    left = plain(notes.get(names.INCOMPLETE, ""), 256)
+    if left and phase in (Phase.FROZEN, Phase.RUNNING):
+        return no(
+            Reason.FREEZE_INCOMPLETE,
+            "it was to stand still, and some of its processes could not be stopped:"
+            f" {left}. They are tried again; end them from where they were started",
+        )
     if phase is Phase.FROZEN:
         return no(
             Reason.FROZEN,

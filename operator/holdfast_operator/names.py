@@ -41,6 +41,7 @@ RELEASED: Final = f"{PREFIX}released"
 OFFER: Final = f"{PREFIX}offer"  # the UID of the pod that may take the Lease over, alive
 CUT: Final = f"{PREFIX}cut"  # connections to the outside that did not come along: JSON
 BLOCKERS: Final = f"{PREFIX}blockers"  # what in the session would keep it from moving: JSON
+INCOMPLETE: Final = f"{PREFIX}incomplete"  # processes that a freeze could not stop
 MOVED: Final = f"{PREFIX}moved"  # the epoch that this one goes on from
 SUSPENDED: Final = f"{PREFIX}suspended"  # the checkpoint that a released session is stored in
 # What changes as people work; the rest are turning points.

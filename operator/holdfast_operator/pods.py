@@ -29,6 +29,7 @@ HOLD: Final = "/.holdfast"
 RUN: Final = "/run/holdfast"
 STATE: Final = "/var/lib/holdfast"
 TOKEN: Final = "/var/run/secrets/holdfast"  # noqa: S105 - a path
+NONCE: Final = f"{RUN}/nonce"  # the session's container mounts its folder read-only
 PROBE: Final = f"{STATE}/probe.sock"
 GATEWAY_AUDIENCE: Final = "holdfast-gateway"
 TOKEN_SECONDS: Final = 3607  # what kubelet itself asks for; it renews at 80 %
@@ -251,8 +252,8 @@ def _session(container: Manifest, session: Session, command: list[str], agents: 
     linger = leaving.linger(given, session.grace) if moves else []
     made["command"] = [
         f"{BIN}/hold", "--socket", f"{HOLD}/hold.sock", "--shared", "--wait",
-        "--reserve", str(RESERVED_PIDS), *(["--movable"] if movable else []), *linger,
-        "--", *command,
+        "--nonce-from", NONCE, "--reserve", str(RESERVED_PIDS),
+        *(["--movable"] if movable else []), *linger, "--", *command,
     ]  # fmt: skip
     made["volumeMounts"] = [
         *(made.get("volumeMounts") or ()),
@@ -295,7 +296,17 @@ def _sidecar(
             *_env(dict(settings.sidecar_env)),
         ],
         "lifecycle": {
-            "postStart": {"exec": {"command": ["/usr/local/bin/hold", "--install", f"{BIN}/hold"]}}
+            "postStart": {
+                "exec": {
+                    "command": [
+                        "/usr/local/bin/hold",
+                        "--nonce-fifo",
+                        NONCE,
+                        "--install",
+                        f"{BIN}/hold",
+                    ]
+                }
+            }
         },
         # Executed, for nothing in the pod listens on a port; and not often, for each costs the
         # node a process. Whether the session is ready the Lease says.

@@ -96,7 +96,20 @@ def _session_refusals(session: Object) -> Iterator[Refusal]:
             "ProbeWouldKill",
             'remove livenessProbe and startupProbe from the container "session": a frozen session'
             " does not answer, and the probe would kill what the freeze protects; a"
-            " readinessProbe may stay",
+            " readinessProbe without exec may stay",
+        )
+    hooks = session.get("lifecycle") or {}
+    if hooks.get("postStart") or hooks.get("preStop"):
+        yield Refusal(
+            "RunsBesideHold",
+            'remove lifecycle from the container "session": its hooks would be run beside hold,'
+            " outside the session; do that in spec.command, or in an init container",
+        )
+    if "exec" in (session.get("readinessProbe") or {}):
+        yield Refusal(
+            "RunsBesideHold",
+            'remove exec from the readinessProbe of the container "session": it would be run beside'
+            " hold, outside the session; use httpGet, tcpSocket or grpc",
         )
     if session.get("restartPolicy"):
         yield Refusal(

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
-from holdfast_sidecar.hold import HoldError
+from holdfast_sidecar.hold import HoldError, HoldStatus
 from holdfast_sidecar.kube import Answer, ApiError, same_object
 from holdfast_sidecar.lease_object import (
     OFFER,
@@ -62,6 +62,7 @@ class Guard(Protocol):
     """The part of hold that the fence needs."""
 
     async def deadline(self, boottime_ns: int) -> None: ...
+    async def status(self) -> HoldStatus: ...
 
 
 class LeaseApi(Protocol):
@@ -170,6 +171,9 @@ class Fence:
             self._parting = self._checkpoint
             if self._lost:  # nothing runs from here on, and then nothing is under way
                 await self._fence()
+                if not await self._still():
+                    due = self._clock() + timing.renew_every
+                    continue
                 await asyncio.sleep(timing.settle)
             sent, renewed, release = self._clock(), False, bool(self._parting) or self._lost
             with contextlib.suppress(HoldError):  # who serves the session hears of that too
@@ -434,6 +438,16 @@ class Fence:
             with contextlib.suppress(HoldError):
                 await self._guard.deadline(0)
                 self._fenced = True
+
+    async def _still(self) -> bool:
+        """Whether hold says that nothing runs. What could not be stopped is not given back: whoever
+        comes next waits until the Lease has expired."""
+        with contextlib.suppress(HoldError):
+            status = await self._guard.status()
+            if status.exited or (status.frozen and not status.incomplete):
+                return True
+            self._say(f"the Lease is kept: the freeze is incomplete ({status.incomplete})")
+        return False
 
     async def _acknowledged(self, renewal: Renewal) -> None:
         """Not renewed until hold knows: it must never start the command without a deadline."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from .state import Descriptor, Graph, Listener, Process, Thread
 
-__all__ = ["EventKind", "HoldError", "HoldEvent", "HoldLink", "HoldStatus"]
+__all__ = ["EventKind", "HoldError", "HoldEvent", "HoldLink", "HoldStatus", "Unstopped"]
 
 _PACKET_MAX = 64 * 1024  # hold promises 60 KiB at most
 _ROOM_FOR_FD = socket.CMSG_SPACE(4)
@@ -34,20 +34,49 @@ class HoldError(Exception):
     """`code` is hold's own (refused, busy, expired, ending, incomplete, running, frozen,
     no_foreground, no_jobs, not_started, started, cannot_start, cannot_adopt, bad_request), or
     `absent` (nobody listens) or `lost` (the link broke). With cannot_start, `exit_code` is what
-    hold exits with."""
+    hold exits with; with incomplete, `unstopped` is what still runs."""
 
-    def __init__(self, code: str, message: str, exit_code: int | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        exit_code: int | None = None,
+        unstopped: Unstopped | None = None,
+    ) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
         self.exit_code = exit_code
+        self.unstopped = Unstopped() if unstopped is None else unstopped
 
 
 class EventKind(Enum):
     EXITED = "exited"
     FROZEN = "frozen"
     THAWED = "thawed"
+    INCOMPLETE = "incomplete"  # what a freeze cannot stop has changed; also to nothing
     LEAVING = "leaving"  # hold was told to go, and gives the session time to be moved
+
+
+@dataclass(frozen=True, slots=True)
+class Unstopped:
+    """What hold could not stop of a session that it says is frozen."""
+
+    count: int = 0
+    pids: tuple[int, ...] = ()  # the first of them, as hold numbers them
+
+    @classmethod
+    def of(cls, packet: dict[str, Any]) -> Unstopped:
+        """An older hold says nothing of it."""
+        return cls(packet.get("incomplete", 0), tuple(packet.get("unstopped", ())))
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def __str__(self) -> str:
+        named = ", ".join(map(str, self.pids))
+        more = "" if self.count <= len(self.pids) else f" and {self.count - len(self.pids)} more"
+        return f"{named}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +86,7 @@ class HoldEvent:
     code: int | None = None  # EXITED: one of these two
     signal: int | None = None
     milliseconds: int | None = None  # LEAVING: how long
+    unstopped: Unstopped | None = None  # INCOMPLETE
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +110,8 @@ class HoldStatus:
     by: str | None = None  # once exited: "itself", "end" or "term"
     movable: bool = False  # it keeps the session from what cannot be checkpointed
     lingering: bool = False  # between `leaving` and the end that follows it
+    incomplete: int = 0  # of one that is frozen, so many still run,
+    unstopped: tuple[int, ...] = ()  # and these are among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +167,8 @@ class HoldLink:
 
     async def status(self) -> HoldStatus:
         answer = await self._ask("status")
-        return HoldStatus(**{k: answer[k] for k in HoldStatus.__slots__ if k in answer})
+        known = {k: answer[k] for k in HoldStatus.__slots__ if k in answer}
+        return HoldStatus(**known | {"unstopped": tuple(answer.get("unstopped", ()))})
 
     async def start(self, columns: int, rows: int) -> None:
         """Starts the command of a hold that waits. If that fails with cannot_start, hold exits."""
@@ -191,6 +224,11 @@ class HoldLink:
 
     async def signal(self, sig: int) -> None:
         await self._ask(f"signal {int(sig)}")
+
+    async def spare(self, pid: int) -> None:
+        """For as long as this link stands no freeze stops that process, which entered hold's
+        namespace from outside, nor what it started. The node's agent asks for it."""
+        await self._ask(f"spare {pid}")
 
     async def collected(self) -> None:
         """Lets hold go: exit status and all output have been taken."""
@@ -264,8 +302,11 @@ class HoldLink:
             kind = EventKind(packet["event"])
         except ValueError:
             return  # a newer hold may tell more than we know
-        details = (packet.get(key) for key in ("by", "code", "signal", "milliseconds"))
-        event = HoldEvent(kind, *details)
+        by, code, number, milliseconds = (
+            packet.get(key) for key in ("by", "code", "signal", "milliseconds")
+        )
+        left = Unstopped.of(packet) if kind is EventKind.INCOMPLETE else None
+        event = HoldEvent(kind, by, code, number, milliseconds, left)
         if self._on_event is not None:
             self._on_event(event)
 
@@ -292,7 +333,8 @@ def _settle(pending: _Pending) -> None:
         pending.done.set_result(pending.packets)
     else:
         _close_all(pending.fds)
-        error = HoldError(last["error"], last.get("message", ""), last.get("code"))
+        message, left = last.get("message", ""), Unstopped.of(last)
+        error = HoldError(last["error"], message, last.get("code"), left)
         pending.done.set_exception(error)
 
 

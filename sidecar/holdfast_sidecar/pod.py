@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import hmac
 import json
 import os
 import signal
@@ -22,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final, NoReturn
 
 from holdfast_sidecar import agent, probe, sealed, spec, words, workload
@@ -32,9 +32,10 @@ from holdfast_sidecar.came import Came
 from holdfast_sidecar.departure import Departure
 from holdfast_sidecar.exec_folder import ExecFolder
 from holdfast_sidecar.fence import Fence, Superseded
-from holdfast_sidecar.hold import HoldError, HoldEvent, HoldLink, HoldStatus
+from holdfast_sidecar.hold import EventKind, HoldError, HoldEvent, HoldLink, HoldStatus
 from holdfast_sidecar.kube import Api, ApiError
 from holdfast_sidecar.leaving import Leaving
+from holdfast_sidecar.nonce import Nonce
 from holdfast_sidecar.runner import LastWords, Sidecar, log
 from holdfast_sidecar.session import Exit
 from holdfast_sidecar.settings import Settings
@@ -153,6 +154,8 @@ class PodSidecar:
     async def _hold(self) -> tuple[HoldLink, HoldStatus]:
         """The session's container starts after ours: hold's socket appears when it does."""
         path = str(self._settings.hold_socket)
+        nonce = Nonce(self._settings.state, self._settings.run)
+        await nonce.hand_over()
         while True:
             # What is not hold may say anything, or nothing.
             with contextlib.suppress(HoldError, TimeoutError, TypeError, ValueError):
@@ -160,19 +163,21 @@ class PodSidecar:
                     link = await HoldLink.connect(path, self._heard, self._lost)
                     try:
                         status = await link.status()
-                        self._met = _same(self._settings.state / "hold", status.nonce)
+                        self._met = hmac.compare_digest(status.nonce, nonce.text)
                     finally:
                         if not self._met:
                             link.close()
                 if self._met:
                     return link, status
-                log("what listens at hold's socket is not the hold that this session began with")
+                log("what listens at hold's socket is not the hold that has this sidecar's nonce")
                 await asyncio.sleep(_IMPOSTOR_SECONDS)
             await asyncio.sleep(_LOOK_FOR_HOLD_SECONDS)
 
     def _heard(self, event: HoldEvent) -> None:
         if self._met and self._made is not None:
             self._made.event(event)
+            if event.kind is EventKind.INCOMPLETE and self._fence is not None:
+                self._fence.renew_now()  # it is told there
 
     def _lost(self) -> None:
         """Is hold dead, which as PID 1 took everything along, or did only the link break? Then the
@@ -456,18 +461,10 @@ class PodSidecar:
             self._facts["active"] = active.isoformat(timespec="seconds").replace("+00:00", "Z")
         self._facts["clients"] = str(len(session.turn.participants))
         self._facts["turn"] = session.turn.holder or ""
+        self._facts["incomplete"] = str(self._sidecar.unstopped)
         if self._survey is not None and self._survey.note is not None:
             self._facts["blockers"] = self._survey.note
         return self._facts
-
-
-def _same(path: Path, nonce: str) -> bool:
-    """Whether this is the hold that the first sidecar here met."""
-    if not path.exists():
-        new = path.with_suffix(".new")  # a kill must not leave half a name
-        new.write_text(nonce)
-        new.rename(path)
-    return path.read_text() == nonce
 
 
 def main() -> int:

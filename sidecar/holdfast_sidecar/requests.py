@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 from holdfast_sidecar import execute, snapshot
 from holdfast_sidecar.ghostty import Terminal
-from holdfast_sidecar.hold import HoldError, HoldLink
+from holdfast_sidecar.hold import HoldError, HoldLink, Unstopped
 from holdfast_sidecar.session import Session
-from holdfast_sidecar.state import Observation, observe, ports
+from holdfast_sidecar.state import Activity, Observation, observe, ports
 from holdfast_wire.errors import BadRequest, Busy, Ended, HoldfastError, TooLarge, Unavailable
 from holdfast_wire.frames import MAX_KEY, MAX_PAYLOAD
 from holdfast_wire.ids import Actor, ClientId
@@ -29,6 +29,8 @@ _MAX_TEXT: Final = MAX_PAYLOAD - (64 << 10)
 # Of the journal, as it lies in its files.
 _PAGE_BYTES: Final = MAX_PAYLOAD // 2
 _MAX_GRACE: Final = 3600.0
+_GOES_ON: Final = "hold goes on trying; thaw, or end them from where they were started"
+FROZEN_IN_PART: Final = "The freeze is incomplete; these processes could not be stopped"
 # Not while the session is being moved: what they did here might not have been done there.
 _ACTING: Final = frozenset(
     ("send", "exec", "take", "ask", "release", "freeze", "thaw", "signal", "end", "job_start",
@@ -78,7 +80,7 @@ def signal_of(body: Body) -> int:
 class Requests:
     def __init__(self, session: Session, hold: HoldLink, pid: int) -> None:
         self._session, self._hold, self._pid = session, hold, pid
-        self.frozen = False
+        self.frozen, self.unstopped = False, Unstopped()
         self._state_seen: Body | None = None
         self._commands = execute.Commands(session, self.observe)
         self._kinds: dict[str, Handler] = {
@@ -136,11 +138,13 @@ class Requests:
         return self._state_seen
 
     def _told(self, seen: Observation) -> Body:
-        how = self._session.exit
+        how, sentence = self._session.exit, seen.sentence
+        if seen.activity is Activity.FROZEN and self.unstopped:
+            sentence = f"{FROZEN_IN_PART}: {self.unstopped}."
         return {
             "activity": seen.activity.value,
             "process": None if seen.pid is None else {"pid": seen.pid, "name": seen.name},
-            "sentence": seen.sentence,
+            "sentence": sentence,
             "exit": how.to_json() if how else None,
         }
 
@@ -274,7 +278,13 @@ class Requests:
         return {"holder": turn.holder, "lead": turn.lead, "asking": turn.asking}
 
     async def _freeze(self, asker: Asker, _body: Body) -> Body:
-        result = await self._hold.freeze()
+        try:
+            result = await self._hold.freeze()
+        except HoldError as error:
+            if error.code == "incomplete":  # it is on all the same
+                self._session.journal.add("freeze", actor=asker.actor)
+                raise Busy(f"{FROZEN_IN_PART}: {error.unstopped}", _GOES_ON) from error
+            raise
         self._session.journal.add("freeze", actor=asker.actor)
         return {"frozen": True, "stopped": result.stopped, "refused": result.refused}
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from holdfast_sidecar.hold import EventKind, HoldError, HoldEvent, HoldLink
+from holdfast_sidecar.hold import EventKind, HoldError, HoldEvent, HoldLink, Unstopped
 from holdfast_sidecar.job_requests import JobRequests
 from holdfast_sidecar.jobs import Jobs
 from holdfast_sidecar.notices import Notices
@@ -48,6 +48,9 @@ class Sidecar:
         self._over: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._look = asyncio.Event()
         self._frozen = False
+        self.unstopped = Unstopped()
+        """What still runs of a session that is frozen."""
+        self._notices: Notices | None = None
         self.leaving = asyncio.Event()
         """hold was told to go, and gives the session time to be moved."""
         self.serving = asyncio.Event()
@@ -74,14 +77,15 @@ class Sidecar:
         session = self.session
         status = await hold.status()
         self._frozen = status.frozen
+        self.unstopped = Unstopped(status.incomplete, status.unstopped)
         if status.lingering:  # told to a sidecar before this one
             self.leaving.set()
         session.on_fatal = lambda _error: self._stop.set()
         session.start(await hold.master(), await hold.outbox())
         self.requests = requests = Requests(session, hold, status.command_pid)
-        requests.frozen = self._frozen
+        requests.frozen, requests.unstopped = self._frozen, self.unstopped
         await requests.state()
-        notices = Notices(session, hold)
+        self._notices = notices = Notices(session, hold)
         jobs = await Jobs.open(session, hold, notices.add)
         requests.add(JobRequests(session, jobs).kinds())
         server = Server(session, requests, self._folder / "sidecar.sock", self._look.set)
@@ -141,9 +145,21 @@ class Sidecar:
             log(f"hold was told to go, and does in {event.milliseconds} ms at the latest")
             self.leaving.set()
             return
-        self._frozen = event.kind is EventKind.FROZEN
+        if event.kind is EventKind.INCOMPLETE:
+            self._incomplete(event.unstopped or Unstopped())
+        else:
+            self._frozen = event.kind is EventKind.FROZEN
+            if not self._frozen:
+                self.unstopped = Unstopped()
         if self.requests is not None:
-            self.requests.frozen = self._frozen
+            self.requests.frozen, self.requests.unstopped = self._frozen, self.unstopped
+
+    def _incomplete(self, left: Unstopped) -> None:
+        news = bool(left) and not self.unstopped
+        self.unstopped = left
+        log(f"the freeze is incomplete: {left}" if left else "the freeze is complete")
+        if news and self._notices is not None:
+            self._notices.add("a freeze left processes running: ", str(left))
 
     def lost(self) -> None:
         """hold itself is gone, and with it, by its own design, every process. One that was told to

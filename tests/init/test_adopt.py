@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_sidecar.hold import EventKind, HoldError
+from holdfast_node import containers, freezer
+from holdfast_sidecar.hold import EventKind, HoldError, HoldLink
 
 from .holding import PATIENCE, Container, Wait, Waiting, eventually, needs_root
 
@@ -92,6 +93,13 @@ Restore = Callable[..., Awaitable[Restored]]
 async def restore(python: str, container: Container) -> AsyncIterator[Restore]:
     """Needs `container`, so that tools are gone before their containers are."""
     made: list[Restored] = []
+    links: list[HoldLink] = []
+
+    async def spare(pod: Waiting, entering: int) -> None:
+        """As the agent does it: no freeze stops the tool."""
+        (tool,) = freezer.children(entering)
+        links.append(await HoldLink.connect(pod.socket))
+        await links[-1].spare(containers.inner_pid(tool))
 
     async def run(pod: Waiting, *command: str) -> Restored:
         ours, theirs = socket.socketpair()
@@ -105,6 +113,7 @@ async def restore(python: str, container: Container) -> AsyncIterator[Restore]:
         said, fds, _, _ = await asyncio.to_thread(socket.recv_fds, ours, 1000, 1)
         keeper, pid, tty = said.decode().split()
         ours.setblocking(False)
+        await spare(pod, process.pid)
         made.append(Restored(int(keeper), int(pid), tty, fds[0], ours, process))
         return made[-1]
 
@@ -114,6 +123,8 @@ async def restore(python: str, container: Container) -> AsyncIterator[Restore]:
             await one.tool_goes()
         one.link.close()
         os.close(one.master)
+    for link in links:  # last: a frozen session's tool could not go any more
+        link.close()
 
 
 def ask(pod: Waiting, request: str, *fds: int) -> dict[str, object]:

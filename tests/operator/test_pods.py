@@ -44,7 +44,15 @@ SIDECAR = {
     ],
     "lifecycle": {
         "postStart": {
-            "exec": {"command": ["/usr/local/bin/hold", "--install", "/run/holdfast-bin/hold"]}
+            "exec": {
+                "command": [
+                    "/usr/local/bin/hold",
+                    "--nonce-fifo",
+                    "/run/holdfast/nonce",
+                    "--install",
+                    "/run/holdfast-bin/hold",
+                ]
+            }
         }
     },
     "livenessProbe": {
@@ -88,6 +96,8 @@ HOLD = [
     "/.holdfast/hold.sock",
     "--shared",
     "--wait",
+    "--nonce-from",
+    "/run/holdfast/nonce",
     "--reserve",
     "300",
     "--movable",

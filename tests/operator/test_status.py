@@ -153,6 +153,20 @@ async def test_work_is_written_every_half_minute_at_most() -> None:
     assert world.status["clients"] == 59
 
 
+async def test_a_freeze_that_left_something_running_is_said() -> None:
+    """attack 33: what a freeze could not stop is said where people look."""
+    world = await running()
+    note(world, incomplete="12, 34\x1b[2J")
+    await world.run(2)
+    ready = world.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "FreezeIncomplete")
+    assert "could not be stopped: 12, 34" in ready["message"]
+    assert "\x1b" not in ready["message"]
+    note(world, incomplete="")
+    await world.run(2)
+    assert world.condition("Ready")["reason"] == "Running"
+
+
 async def test_what_blocks_a_move_is_written_at_once_and_taken_back() -> None:
     world = await running()
     stuck = {"pid": 41, "command": "qemu", "what": "has /dev/kvm open", "advice": "quit it"}

@@ -16,9 +16,9 @@ def spec(pod: dict[str, Any] | None = None, **session: Any) -> dict[str, Any]:
 def test_a_plain_one_is_accepted() -> None:
     fine = spec(
         {"terminationGracePeriodSeconds": 5, "restartPolicy": "Never", "hostPID": False},
-        readinessProbe={"exec": {"command": ["true"]}},
+        readinessProbe={"httpGet": {"port": 80}},
         ports=[{"containerPort": 80}],
-        lifecycle={"preStop": {"sleep": {"seconds": 1}}},
+        lifecycle={"stopSignal": "SIGTERM"},
         tty=True,
         volumeMounts=[
             {"name": "w", "mountPath": "/run/holdfaster"},
@@ -51,6 +51,10 @@ def mounted(path: str, kind: str = "", volume: str = "w") -> dict[str, Any]:
         ({**spec(), "command": None}, "NoCommand", "spec.command"),
         (spec(livenessProbe={"exec": {}}), "ProbeWouldKill", "frozen session"),
         (spec(startupProbe={"exec": {}}), "ProbeWouldKill", "startupProbe"),
+        # attack 33: what the kubelet runs in the container is no child of hold's
+        (spec(readinessProbe={"exec": {"command": ["x"]}}), "RunsBesideHold", "readinessProbe"),
+        (spec(lifecycle={"postStart": {"exec": {}}}), "RunsBesideHold", "lifecycle"),
+        (spec(lifecycle={"preStop": {"sleep": {"seconds": 1}}}), "RunsBesideHold", "lifecycle"),
         (spec(restartPolicy="Always"), "RestartPolicy", "ended"),
         (spec({"hostPID": True}), "SharedNamespace", "hostPID"),
         (spec({"hostNetwork": True}), "SharedNamespace", "hostNetwork"),

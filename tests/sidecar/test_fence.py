@@ -14,7 +14,7 @@ import pytest
 
 from api_kit import LEASE_PATH, OWNER, PREFIX, lease, status
 from holdfast_sidecar.fence import Fence, Superseded
-from holdfast_sidecar.hold import HoldError
+from holdfast_sidecar.hold import HoldError, HoldStatus
 from holdfast_sidecar.kube import Answer, ApiError
 from holdfast_sidecar.lease_object import record_of
 from holdfast_wire.lease import Epoch, Holder, Standing, Timing
@@ -124,6 +124,11 @@ class Guard:
         self.told: list[tuple[float, int]] = []
         self.refuse: deque[HoldError] = deque()
         self.takes = 0.0
+        self.left = 0
+
+    async def status(self) -> HoldStatus:
+        said: dict[str, Any] = dict.fromkeys(HoldStatus.__slots__, False)
+        return HoldStatus(**said | {"frozen": True, "incomplete": self.left})
 
     async def deadline(self, boottime_ns: int) -> None:
         await asyncio.sleep(self.takes)

@@ -344,7 +344,7 @@ def test_an_impostor_at_hold_s_socket_is_not_believed(pod: Pod) -> None:
         requests = len(pod.api.requests)
         pod.start_sidecar()
         heard = [_answer_as(impostor, [said, said])]  # then closed
-        pod.said("is not the hold that this session began with")
+        pod.said("is not the hold that has this sidecar's nonce")
         heard.append(_answer_as(impostor, [b"no JSON"]))
         pod.socket.unlink()
     assert {word for words in heard for word in words} == {b"status"}
@@ -390,7 +390,7 @@ async def test_a_link_that_ends_before_hold_s_socket_does(tmp_path: Path, lives:
         await asyncio.sleep(0)  # and it is let in
         if lives:
             said: dict[str, Any] = dict.fromkeys(HoldStatus.__slots__, 0)
-            assert _answer_as(listening, [{"ok": True, **said}]) == [b"status"]
+            assert _answer_as(listening, [{"ok": True, **said, "unstopped": []}]) == [b"status"]
     assert await sidecar._hold_vanished() is not lives
     sidecar._sidecar.session.journal.close()
     sidecar._sidecar.session.ring.close()

@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from gateway_kit import listener_pid, until
+from holdfast_sidecar.nonce import FIFO, Nonce
 from sidecar_kit import Client
 
 LEASE_PATH = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/it"
@@ -355,6 +356,13 @@ class Pod:
         }
 
     def start_hold(self, *command: str, options: tuple[str, ...] = ()) -> None:
+        """It has the sidecar's nonce, as if one had been here before."""
+        self.begin_hold(*command, options=options)
+        until(Nonce(self.state, self.run).give, "hold takes its nonce")
+        until(lambda: listener_pid(self.socket, socket.SOCK_SEQPACKET), "hold's socket")
+        self._pids.append(self.hold_pid)
+
+    def begin_hold(self, *command: str, options: tuple[str, ...] = ()) -> None:
         binary = hold_binary()
         if binary is None:
             pytest.skip("hold is not built")
@@ -366,10 +374,10 @@ class Pod:
         }
         # Without root hold makes no namespace, and is talked to by its own user alone.
         shared = ("--shared",) if os.geteuid() == 0 else ()
-        words = [binary, "--socket", str(self.socket), "--wait", *shared, *options, "--", *command]
+        os.mkfifo(self.run / FIFO, 0o644)
+        options = ("--nonce-from", str(self.run / FIFO), *shared, *options)
+        words = [binary, "--socket", str(self.socket), "--wait", *options, "--", *command]
         self.hold = subprocess.Popen(words, env=env)
-        until(lambda: listener_pid(self.socket, socket.SOCK_SEQPACKET), "hold's socket")
-        self._pids.append(self.hold_pid)
 
     @property
     def hold_pid(self) -> int:

@@ -23,6 +23,7 @@ from holdfast_wire.errors import (
     Forbidden,
     HoldfastError,
     NotFound,
+    Suspended,
     Unavailable,
     Unsupported,
 )
@@ -180,16 +181,16 @@ class Cluster:
         relay = Relay(Kubectl(self.target), lambda _: pod)
         return CarriedConnection(relay, self._client, self.actor())
 
-    def link(self, name: str) -> tuple[Link, str]:
+    def link(self, name: str, *, wake: bool = False) -> tuple[Link, str]:
         """For an attachment; and the name to claim there, empty where the cluster itself says who
-        we are. One that sleeps is woken."""
+        we are. One that its idle policy suspended goes on; one that a person did, if `wake`."""
         from holdfast.remote import TunnelLink
 
         session_name(name)
         if (gateway := self._gateway) is not None:
             link = TunnelLink(gateway, name, self._namespace(), lambda: self._exit_of(name))
             try:
-                link.prepare(self._say)
+                link.prepare(self._say, wake=wake)
                 return link, ""
             except HoldfastError as error:
                 self._no_gateway(error, name)
@@ -199,8 +200,23 @@ class Cluster:
         if found.phase in (Phase.SUSPENDED, Phase.RESTORING):
             from holdfast.stored_commands import woken
 
+            if found.suspends and not wake:
+                raise Suspended(
+                    f"session {found.name} is suspended: somebody suspended it",
+                    f"wake it with: {self.advise('wake', found.name)}; or attach with --wake",
+                )
             woken(self, found)
         return ClusterLink(self, name), self.actor()
+
+    def wake(self, name: str) -> bool:
+        """By a gateway and the right to wake; False if there is no gateway."""
+        if self._gateway is None:
+            return False
+        try:
+            self._gateway.wake(name, self._namespace())
+        except NotServed:
+            return False
+        return True
 
     def _no_gateway(self, error: HoldfastError, name: str) -> None:
         """Returns if `kubectl exec` is the way to go on; else raises, with more than a gateway

@@ -170,7 +170,7 @@ def test_who_may_look_may_not_type(team: Cluster, tab: OpenTab, session: Place) 
     bo = "system:serviceaccount:team:bo"
     page = sign_in(tab(**PHONE).open(team.url + BUILD), team.bo).live()
     page.says("#standing", "You may look, not type.")
-    page.says("#standing", "sessions/input")
+    page.says("#standing", "sessions/type")
     assert not page.page.locator("#keys").is_visible()
     before = size_of(session)
     until(lambda: page.size == before, "the session, in its own size")
@@ -187,13 +187,13 @@ def test_who_may_look_may_not_type(team: Cluster, tab: OpenTab, session: Place) 
     team.team.rights[bo] = ALL
     page.page.click("#standing button")
     until(lambda: page.page.locator("#standing").is_hidden(), "the right to type")
-    team.cut(bo, LOOK, Forbidden("bo may not create sessions/input", "ask for it"))
+    team.cut(bo, LOOK, Forbidden("bo may not create sessions/type", "ask for it"))
     page.says("#standing", "You may look, not type.")
     page.live()
     assert "reset" not in page.page.evaluate("seen")
-    team.cut(bo, frozenset(), Forbidden("bo may not get sessions/stream", "ask for it"))
+    team.cut(bo, frozenset(), Forbidden("bo may not get sessions/observe", "ask for it"))
     page.says("h1", "Not for you to see")
-    page.says(".message", "sessions/stream")
+    page.says(".message", "sessions/observe")
     page.page.click("text=All sessions")
     page.says("h1", "No sessions to see")
 
@@ -295,6 +295,25 @@ def test_a_sleeping_session_is_woken_with_its_progress(team: Cluster, tab: OpenT
     page.says("#activity", "suspended")
     team.team.phase = "Restoring"
     page.says("#notice [aria-current=step]", "restoring")
+    team.team.phase = "Running"
+    page.live()
+    until(lambda: page.page.locator("#notice").is_hidden(), "the notice to go")
+
+
+def test_a_suspended_session_is_woken_by_hand(team: Cluster, tab: OpenTab) -> None:
+    """Attack 37: to open the page wakes nothing; a button does, for whoever has the right."""
+    team.team.phase = "Suspended"
+    team.team.suspended = {"wakes": "asked", "since": "2026-11-18T20:00:00Z", "may": False}
+    page = sign_in(tab().open(team.url + BUILD), team.ana)
+    page.says("#notice", "Somebody suspended it, 2026-11-18T20:00:00Z.")
+    page.says("#notice", "the right to create sessions/wake")
+    team.team.suspended["may"] = True
+    page.page.click("#notice button")
+    page.says("#notice button", "Wake it")
+    assert team.team.woken == []
+    page.page.click("#notice button")
+    page.says("#notice", "Waking up")
+    assert team.team.woken == ["system:serviceaccount:team:ana"]
     team.team.phase = "Running"
     page.live()
     until(lambda: page.page.locator("#notice").is_hidden(), "the notice to go")

@@ -3,7 +3,7 @@
 import * as api from './api.js';
 import { byId, sentence } from './dom.js';
 import { keyOf } from './route.js';
-import { QUIET_MS, endingSentence, messageOf, noticeOf, onItsWay, percentOf, standingOf } from './states.js';
+import { QUIET_MS, endingSentence, messageOf, noticeOf, onItsWay, percentOf, standingOf, suspendedOf } from './states.js';
 import { State, Stream } from './stream.js';
 import * as view from './view.js';
 
@@ -126,6 +126,7 @@ export class Attachment {
     if (OVER.has(state)) return this.#on.over(messageOf(state, error, keyOf(this.#session)));
     if (state === State.refused) this.#on.refused(error);
     if (state === State.ended) this.#ended();
+    if (state === State.asleep) return this.#asleep();
     return this.#tick();
   }
 
@@ -136,7 +137,7 @@ export class Attachment {
     const { state, until, since } = this.#link;
     const away = !UP.has(state) && state !== State.ended;
     if (!away || now - since > QUIET_MS) view.showConnection(state);
-    if (state === State.ended || state === State.stopped) return;
+    if (state === State.ended || state === State.asleep || state === State.stopped) return;
     const notice = noticeOf({
       link: state, until, now, since, attached: this.#seen, news: this.#news, newsSince: this.#newsSince, progress: this.#progress, phase: this.#phase, way: this.#way,
     });
@@ -149,6 +150,27 @@ export class Attachment {
   async #ask(now) {
     this.#asked = now;
     this.#learn(await api.info(this.#session).catch(() => null));
+  }
+
+  // It does not go on because somebody looks: it is said why, and who may wakes it here.
+  async #asleep() {
+    const info = await api.info(this.#session).catch(() => null);
+    if (this.stream.state !== State.asleep) return;
+    if (!info?.suspended || !api.asleep(info)) return this.stream.start(); // somebody was faster
+    this.#showState(info.state);
+    view.showConnection(State.asleep);
+    const action = info.suspended.may ? { label: 'Wake it', act: () => this.#wake() } : { label: 'Look again', act: () => this.stream.start() };
+    view.showNotice({ ...suspendedOf(info.suspended), action });
+  }
+
+  async #wake() {
+    try {
+      await api.wake(this.#session);
+      this.#link.since = Date.now();
+      this.stream.start();
+    } catch (error) {
+      this.#complain(error);
+    }
   }
 
   #learn(info) {

@@ -67,6 +67,13 @@ export function onItsWay(phase, way = null) {
   return own === 'restoring' || (own === 'starting' && way !== null) ? { way: way ?? own, step: 1 } : { way: own, step };
 }
 
+/** What stands over the terminal of a session that sleeps until somebody wakes it. */
+export function suspendedOf({ wakes, since, may }) {
+  const when = since ? `, ${harmless(since, 40)}` : '';
+  const why = wakes === 'asked' ? `Somebody suspended it${when}.` : `Nobody used it${when}.`;
+  return { title: 'Suspended', text: may ? `${why} It goes on where it was.` : `${why} To wake it needs the right to create sessions/wake.` };
+}
+
 /** How much of a session that moves has been copied; '' if that is not known. Not all, as long as it moves. */
 export function percentOf({ sent, expected }) {
   return sent >= 0 && expected > 0 ? `${Math.min(99, Math.floor((100 * sent) / expected))} %` : '';

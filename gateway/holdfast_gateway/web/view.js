@@ -77,7 +77,7 @@ export function showClients(clients, self, unnamed = 0) {
 }
 
 const CONNECTIONS = {
-  connecting: 'connecting', connected: 'live', waiting: 'reconnecting', behind: 'catching up', ended: 'ended', gone: 'gone',
+  connecting: 'connecting', connected: 'live', waiting: 'reconnecting', behind: 'catching up', ended: 'ended', asleep: 'suspended', gone: 'gone',
   refused: 'signed out', forbidden: 'refused', unsupported: 'refused', stopped: '',
 };
 

@@ -92,7 +92,7 @@ test('phases on the way are told, and waking stays waking through what it passes
 });
 
 test('who cannot type is told why, and what he can do', () => {
-  const why = { code: 'forbidden', message: 'bo may not create sessions/input', advice: 'ask for it' };
+  const why = { code: 'forbidden', message: 'bo may not create sessions/type', advice: 'ask for it' };
   assert.equal(standingOf({ mode: 'write', holder: 'ana', actor: 'ana' }), null);
   assert.equal(standingOf({ mode: 'write', holder: null, actor: 'ana' }), null);
   assert.equal(standingOf({ mode: 'write', holder: 'bo', actor: 'ana' }).act, 'take');
@@ -104,7 +104,7 @@ test('who cannot type is told why, and what he can do', () => {
   assert.deepEqual([asked.detail, asked.act, asked.also], ['You have asked for it.', 'take', undefined]);
   const { text, detail } = standingOf({ mode: 'view', why });
   assert.equal(text, 'You may look, not type.');
-  assert.equal(detail, 'Bo may not create sessions/input. Ask for it.');
+  assert.equal(detail, 'Bo may not create sessions/type. Ask for it.');
 });
 
 test('who has the turn hears who asks for it', () => {

@@ -27,7 +27,7 @@ from holdfast_wire.errors import (
     Unavailable,
     Unsupported,
 )
-from holdfast_wire.ids import session_name
+from holdfast_wire.ids import Actor, session_name
 from holdfast_wire.plain import plain
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Cluster:
 
         self.target = target
         self._client, self._say = client, say
-        self._actor = ""
+        self._actor: Actor | None = None
         self._answered = False
         self._watching: Connection | None = None
         self._remote: Remote | None = None
@@ -132,10 +132,10 @@ class Cluster:
     def names(self) -> list[str]:
         return [one.name for one in self.sessions() if not one.over]
 
-    def actor(self) -> str:
+    def actor(self) -> Actor:
         """Who we are to the cluster, for the session's journal; asked once."""
-        if not self._actor:
-            self._actor = self.api.whoami() or _local_user()
+        if self._actor is None:
+            self._actor = self.api.whoami() or Actor(_local_user())
         return self._actor
 
     def page(self) -> Page:
@@ -181,8 +181,8 @@ class Cluster:
         relay = Relay(Kubectl(self.target), lambda _: pod)
         return CarriedConnection(relay, self._client, self.actor())
 
-    def link(self, name: str, *, wake: bool = False) -> tuple[Link, str]:
-        """For an attachment; and the name to claim there, empty where the cluster itself says who
+    def link(self, name: str, *, wake: bool = False) -> tuple[Link, Actor | None]:
+        """For an attachment; and the name to claim there, None where the cluster itself says who
         we are. One that its idle policy suspended goes on; one that a person did, if `wake`."""
         from holdfast.remote import TunnelLink
 
@@ -191,7 +191,7 @@ class Cluster:
             link = TunnelLink(gateway, name, self._namespace(), lambda: self._exit_of(name))
             try:
                 link.prepare(self._say, wake=wake)
-                return link, ""
+                return link, None
             except HoldfastError as error:
                 self._no_gateway(error, name)
         found = self.find(name)

@@ -232,7 +232,7 @@ class ClusterSessions:
                 known = loop.time()
             except Refused as error:
                 metrics.CUT.inc()
-                log.info("cut", session="/".join(key), actor=caller.actor, why=error.message)
+                log.info("cut", session="/".join(key), **caller.actor.to_json(), why=error.message)
                 cut.set_exception(error)
                 cut.exception()  # heard, also if nobody waits
             except HoldfastError as error:
@@ -294,7 +294,7 @@ class ClusterSessions:
             return
         may = await self._reviews.allowed(caller, Right.WAKE, *key)
         if asleep.wakes is Wakes.ASKED or not may:
-            raise refusal(asleep, *key, caller.actor, may=may)
+            raise refusal(asleep, *key, str(caller.actor), may=may)
         with contextlib.suppress(Retry):  # the wait says how it went
             await self._api.patch(SESSIONS, *key, patch(item))
 

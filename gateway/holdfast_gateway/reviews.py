@@ -21,7 +21,7 @@ from holdfast_gateway.login import AUDIENCE, Oidc
 from holdfast_kube.client import Api, Object, Resource
 from holdfast_wire.doors import Refusals
 from holdfast_wire.errors import Forbidden, Unauthenticated, Unavailable
-from holdfast_wire.ids import Actor
+from holdfast_wire.ids import actor_of
 from holdfast_wire.rights import GROUP, RESOURCE, Right, missing
 
 TOKENS: Final = Resource("/apis/authentication.k8s.io/v1", "tokenreviews")
@@ -136,7 +136,7 @@ class Reviews:
     async def allow(self, caller: Caller, right: Right, namespace: str, name: str) -> None:
         """Forbidden, in words that do not depend on whether there is such a session."""
         if not await self.allowed(caller, right, namespace, name):
-            raise Forbidden(*missing(caller.actor, right, namespace, name))
+            raise Forbidden(*missing(str(caller.actor), right, namespace, name))
 
     async def allowed(self, caller: Caller, right: Right, namespace: str, name: str) -> bool:
         async def ask() -> bool:
@@ -144,7 +144,7 @@ class Reviews:
             status = (await self._api.create(ACCESS, "", body)).get("status") or {}
             return bool(status.get("allowed")) and not status.get("denied")
 
-        who = (caller.actor, caller.uid, caller.groups, caller.extra)
+        who = (caller.actor, caller.groups, caller.extra)
         return await self._access.get((who, right, namespace, name), ask)
 
 
@@ -153,9 +153,8 @@ def caller_of(
 ) -> Caller:
     extra = user.get("extra") or {}
     return Caller(
-        Actor(str(user["username"])),
+        actor_of(str(user["username"]), str(user.get("uid") or "")),
         modality,
-        uid=str(user.get("uid") or ""),
         groups=tuple(user.get("groups") or ()),
         extra=tuple(sorted((key, tuple(values)) for key, values in extra.items())),
         still=still,
@@ -175,8 +174,8 @@ def question(caller: Caller, right: Right, namespace: str, name: str) -> dict[st
     if name:
         asked["name"] = name
     return {
-        "user": caller.actor,
-        "uid": caller.uid,
+        "user": caller.actor.name,
+        "uid": caller.actor.uid,
         "groups": list(caller.groups),
         "extra": {key: list(values) for key, values in caller.extra},
         "resourceAttributes": asked,

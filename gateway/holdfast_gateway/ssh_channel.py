@@ -180,7 +180,7 @@ class Channel(asyncssh.SSHServerSession[bytes]):
         except HoldfastError as error:
             code = self._refused(error)
         except Exception as error:
-            log.fault("ssh_failed", error, actor=self._caller.actor)
+            log.fault("ssh_failed", error, **self._caller.actor.to_json())
             code = self._refused(Internal("the gateway failed", "its log has the reason"))
         self._end(code)
 

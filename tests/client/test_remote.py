@@ -29,6 +29,7 @@ from holdfast.remote import AGGREGATED, Remote, TunnelLink
 from holdfast_gateway import streaming
 from holdfast_wire.errors import Unavailable
 from holdfast_wire.frames import Attach, Control, Decoder, encode
+from holdfast_wire.ids import Actor
 from holdfast_wire.rights import Right
 
 DETACH = b"\x1cd"
@@ -45,7 +46,8 @@ def shell(home: Home) -> Iterator[str]:
 def front(home: Home, shell: str, tmp_path: Path) -> Iterator[Front]:
     made = Front(tmp_path, home.state)
     made.session("work", phase="Running", epoch=1, podName="work-1")
-    with Connection(open_socket(home.folder(shell).sidecar_socket), "test", "ana") as session:
+    connected = open_socket(home.folder(shell).sidecar_socket)
+    with Connection(connected, "test", Actor("ana")) as session:
         session.request("take")
     yield made
     made.close()

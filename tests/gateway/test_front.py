@@ -57,7 +57,7 @@ def test_who_it_asks_for() -> None:
         ]
     )
     caller = front.parsed(PUBLISHED).caller(PEER, headers)
-    assert (caller.actor, caller.modality) == ("ada", Modality.KUBECTL)
+    assert (caller.actor.name, caller.modality) == ("ada", Modality.KUBECTL)
     assert caller.groups == ("dev", "ops")
     assert caller.extra == (("scopes.example.com/a", ("one",)),)
 

@@ -75,6 +75,23 @@ def sign_in(page: Tab, token: str, *, kept: bool = False) -> Tab:
     return page
 
 
+def test_a_link_signs_nobody_in(team: Cluster, tab: OpenTab) -> None:
+    """Attack 44: a link with somebody else's token, before and after one is signed in."""
+    page = tab().open(f"{team.url}/#token={team.bo}")
+    page.says("h1", "Sign in")
+    assert "token" not in page.page.url
+    kept = "[...Object.values(sessionStorage), ...Object.values(localStorage)].join()"
+    assert team.bo not in page.page.evaluate(kept)
+    sign_in(page, team.ana)
+    page.says(".groups", "build")
+    page.page.evaluate(f"location.hash = '#token={team.bo}'")
+    until(lambda: "token" not in page.page.url, "the token to leave the address bar")
+    page.page.goto(team.url + "/#/")
+    page.page.click("#account")
+    page.says("#account-menu", "ana")
+    assert team.bo not in page.page.evaluate(kept)
+
+
 def test_a_person_signs_in_picks_a_session_and_types(team: Cluster, tab: OpenTab) -> None:
     team.team.others = told_of(6)
     page = tab().open(team.url)

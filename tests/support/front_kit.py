@@ -46,7 +46,7 @@ class Behind(Sessions):
         right: Right = Right.OBSERVE,
     ) -> AsyncIterator[Link]:
         async def allow(act: Right) -> None:
-            if act not in self._front.rights[caller.actor]:
+            if act not in self._front.rights[caller.actor.name]:
                 raise Forbidden(f"{caller.actor} may not {act}", "ask for the right")
 
         await allow(right)

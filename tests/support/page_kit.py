@@ -107,11 +107,11 @@ class Team:
     spoken: set[Spoken] = field(default_factory=set)
 
     def _allow(self, caller: Caller, act: Right, name: str) -> None:
-        if act not in self.rights.get(caller.actor, frozenset()):
+        if act not in self.rights.get(caller.actor.name, frozenset()):
             raise Forbidden(f"{caller.actor} may not do sessions/{act} of {name}", "ask for it")
 
     async def list(self, caller: Caller) -> list[dict[str, Any]]:
-        if Right.OBSERVE not in self.rights.get(caller.actor, frozenset()):
+        if Right.OBSERVE not in self.rights.get(caller.actor.name, frozenset()):
             return []
         return [await self.describe("team/build", caller), *self.others]
 
@@ -143,7 +143,7 @@ class Team:
 
     async def wake(self, name: str, caller: Caller) -> dict[str, Any]:
         self._allow(caller, Right.WAKE, name)
-        self.woken.append(caller.actor)
+        self.woken.append(caller.actor.name)
         self.suspended = None
         return await self.describe(name, caller)
 

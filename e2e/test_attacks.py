@@ -141,7 +141,8 @@ async def test_nothing_behind_the_api_server_sends_it_elsewhere(lab: Lab, guests
     one = f"{group}/namespaces/{NAMESPACE}/sessions/{session.name}"
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
     below = ("/observe/state", "/observe/state/", "//state", "//evil.example/state",
-             "/observe/stream", "/%2e%2e/state", "/observe/state?url=https://evil.example/", "/")  # fmt: skip
+             "/observe/stream", "/%2e%2e/state", "/observe/state?url=https://evil.example/",
+             "/")  # fmt: skip
     once = aiohttp.TCPConnector(force_close=True)  # after an upgrade the other end closes
     async with aiohttp.ClientSession(headers=bearer, connector=once) as http:
         seen = {}

@@ -85,7 +85,10 @@ def test_a_link_signs_nobody_in(team: Cluster, tab: OpenTab) -> None:
     sign_in(page, team.ana)
     page.says(".groups", "build")
     page.page.evaluate(f"location.hash = '#token={team.bo}'")
-    until(lambda: "token" not in page.page.url, "the token to leave the address bar")
+    until(
+        lambda: "token" not in page.page.evaluate("location.href"),
+        "the token to leave the address bar",
+    )
     page.page.goto(team.url + "/#/")
     page.page.click("#account")
     page.says("#account-menu", "ana")
@@ -233,7 +236,7 @@ def test_processes_ports_the_turn_and_the_timeline(
     until(lambda: page.page.locator(".ports li").count() == 0, "the port to go")
     page.page.focus("#tab-processes")
     page.page.keyboard.press("ArrowRight")
-    page.says("#panel-timeline", "ana typed")
+    page.says("#panel-timeline", "ana (team) typed")
     with Client(session.folder("build") / "sidecar.sock") as dana:
         dana.attach(modality="ssh", actor="dana")
         dana.ask("take", **{"as": {"actor": "dana", "modality": "ssh"}})
@@ -253,11 +256,11 @@ def test_the_turn_is_asked_for_and_given(team: Cluster, tab: OpenTab) -> None:
     ana = sign_in(tab().open(team.url + BUILD), team.ana).live()
     ana.type("echo mine\n")
     bo = sign_in(tab(**PHONE).open(team.url + BUILD), team.bo, kept=True).live()
-    bo.says("#standing", "ana has the turn.")
+    bo.says("#standing", "ana (team) has the turn.")
     bo.picture("without-phone")
     bo.page.click("text=Ask for it")
     bo.says("#standing", "You have asked for it.")
-    ana.says("#standing", "bo asks for the turn.")
+    ana.says("#standing", "bo (team) asks for the turn.")
     ana.picture("asked")
     bo.picture("asking-phone")
     ana.page.click("text=Not now")
@@ -267,7 +270,7 @@ def test_the_turn_is_asked_for_and_given(team: Cluster, tab: OpenTab) -> None:
     bo.page.reload()  # who left asks no more, and may ask again
     bo.live().page.click("text=Ask for it")
     ana.page.click("text=Give it")
-    ana.says("#standing", "bo has the turn.")
+    ana.says("#standing", "bo (team) has the turn.")
     until(lambda: bo.page.locator("#standing").is_hidden(), "the turn")
     bo.page.locator(".xterm-helper-textarea").focus()
     bo.type("echo given-$((6*7))\n")

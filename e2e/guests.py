@@ -1,8 +1,8 @@
 """Some people with their identities in every way in, and the gateway's address as they know it.
 
 wanda and mira may write, otto may look, vera has Kubernetes' own `view`, sven may nothing. Each is
-a service account, with a token for the gateway and a kubeconfig for the API server. By SSH each is a
-user of that short name with the same rights, since no key is mapped to a service account.
+a service account, with a token for the gateway and a kubeconfig for the API server. By SSH each is
+a user of that short name with the same rights, since no key is mapped to a service account.
 """
 
 from __future__ import annotations

@@ -146,7 +146,10 @@ async def test_two_names_are_two_people(lab: Lab, guests: Guests) -> None:
         async with aiohttp.ClientSession() as http:
             for token in tokens:
                 headers = {"Authorization": f"Bearer {token}"}
-                sent = {"json": {"text": "\x15", "key": "the-same"}, "ssl": guests.tls}
+                sent: dict[str, Any] = {
+                    "json": {"text": "\x15", "key": "the-same"},
+                    "ssl": guests.tls,
+                }
                 async with http.post(f"{url}/input", headers=headers, **sent) as answer:
                     told = await answer.json()
                     assert (answer.status, told["duplicate"]) == (200, False), told

@@ -116,7 +116,9 @@ async def test_asked_as_who_he_is(reached: Reached, api: FakeApi) -> None:
     api.allow("ada", Right.OBSERVE, Right.TYPE)
     assert await reached.backend.request("it", {"kind": "screen"}, ADA) == {"text": "hello"}
     assert await reached.backend.request("ns/it", {"kind": "send"}, ADA) == {"order": 1}
-    assert [one["as"] for one in reached.heard] == [{"actor": "ada", "modality": "http"}] * 2
+    assert [one["as"] for one in reached.heard] == [
+        {"actor": "ada", "uid": "", "modality": "http"}
+    ] * 2
     asked = [spec for kind, spec in api.asked if kind == "subjectaccessreviews"]
     assert [one["resourceAttributes"] for one in asked] == [
         {
@@ -396,7 +398,7 @@ async def test_an_address_tries_so_many_wrong_tokens_and_the_known_are_let_in(ap
         refused.append(caught.value)
     assert len(api.asked) <= most
     assert isinstance(refused[-1], Unavailable)
-    assert (await access.caller("right", Modality.HTTP, "10.0.0.9")).actor == "ada"
+    assert (await access.caller("right", Modality.HTTP, "10.0.0.9")).actor.name == "ada"
     with pytest.raises(Unauthenticated):
         await access.caller("wrong-300", Modality.HTTP, "10.0.0.8")
 
@@ -422,4 +424,4 @@ async def test_an_api_server_that_is_away_costs_nobody_a_try(api: FakeApi) -> No
         with pytest.raises(Unavailable):
             await access.caller("right", Modality.HTTP, "10.0.0.9")
     api.away = False
-    assert (await access.caller("right", Modality.HTTP, "10.0.0.9")).actor == "ada"
+    assert (await access.caller("right", Modality.HTTP, "10.0.0.9")).actor.name == "ada"

@@ -208,7 +208,7 @@ class Jobs:
                 raise Busy(f"job {job.id} is not running but {job.state}", "look at it again")
             file = self._files()
             file.signal(index, number)
-            self._journal("job_signal", job, by=asker, signal=number)
+            self._journal("job_signal", job, by=asker.name, by_uid=asker.uid, signal=number)
             await self.nudge()
             for _ in range(_SIGNAL_LOOKS):  # the next one must not take its place
                 if (slot := file.slot(index)).signals == slot.signalled:

@@ -88,6 +88,7 @@ def test_the_same_errors(front: Front, run: Run) -> None:
     front.rights["ana"] = EVERYTHING - {Right.OBSERVE}
     done = run("graph", "work")
     assert (done.returncode, "ana may not" in done.stderr) == (77, True)
+    front.rights["ana"] = EVERYTHING
     done = run("screen", "wrok")
     assert (done.returncode, "did you mean" in done.stderr.lower()) == (66, True), done.stderr
     front.rights["ana"] = frozenset()

@@ -1,7 +1,8 @@
-"""Four people with one identity each in every way in, and the gateway's address as they know it.
+"""Some people with their identities in every way in, and the gateway's address as they know it.
 
-wanda and mira may write, otto may look, sven may nothing. Each is a service account: with a token
-for the gateway, a kubeconfig for the API server, and a key for SSH that is mapped to the same user.
+wanda and mira may write, otto may look, vera has Kubernetes' own `view`, sven may nothing. Each is
+a service account, with a token for the gateway and a kubeconfig for the API server. By SSH each is
+a user of that short name with the same rights, since no key is mapped to a service account.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ ROLES: Final = {
     "wanda": "holdfast-user",
     "mira": "holdfast-user",
     "otto": "holdfast-observer",
+    "vera": "view",
     "sven": "",
 }
 AUTHORITY: Final = "gateway-ca.crt"
@@ -86,15 +88,15 @@ class Guests:
     def grant(self, name: str, role: str = "") -> None:
         role = role or ROLES[name]
         if role:
-            account = f"--serviceaccount={NAMESPACE}:{name}"
-            self.lab.kubectl("create", "rolebinding", name, f"--clusterrole={role}", account)
+            both = (f"--serviceaccount={NAMESPACE}:{name}", f"--user={name}")
+            self.lab.kubectl("create", "rolebinding", name, f"--clusterrole={role}", *both)
 
     def revoke(self, name: str) -> None:
         self.lab.kubectl("delete", "rolebinding", name)
 
     def _keys(self) -> Ssh:
         lines = [
-            f'user="{guest.actor}" {public(new_key(self.folder / guest.name))}'
+            f'user="{guest.name}" {public(new_key(self.folder / guest.name))}'
             for guest in self._known.values()
         ]
         self.lab.apply({

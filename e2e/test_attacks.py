@@ -140,8 +140,9 @@ async def test_nothing_behind_the_api_server_sends_it_elsewhere(lab: Lab, guests
     group = "/apis/subresources.holdfast.dev/v1alpha1"
     one = f"{group}/namespaces/{NAMESPACE}/sessions/{session.name}"
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
-    below = ("/state", "/state/", "//state", "//evil.example/state", "/stream", "/%2e%2e/state",
-             "/state?url=https://evil.example/", "/")  # fmt: skip
+    below = ("/observe/state", "/observe/state/", "//state", "//evil.example/state",
+             "/observe/stream", "/%2e%2e/state", "/observe/state?url=https://evil.example/",
+             "/")  # fmt: skip
     once = aiohttp.TCPConnector(force_close=True)  # after an upgrade the other end closes
     async with aiohttp.ClientSession(headers=bearer, connector=once) as http:
         seen = {}
@@ -154,7 +155,7 @@ async def test_nothing_behind_the_api_server_sends_it_elsewhere(lab: Lab, guests
                     seen[path] = answer.status
                     assert not 300 <= answer.status < 400, (method, path)
                     assert "Location" not in answer.headers, (method, path)
-        async with http.get(server["server"] + one + "/state", ssl=trust) as answer:
+        async with http.get(server["server"] + one + "/observe/state", ssl=trust) as answer:
             assert answer.status == 200, await answer.text()
 
 

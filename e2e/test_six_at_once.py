@@ -307,6 +307,7 @@ def test_each_of_them_wakes_a_session_that_sleeps(
     for number, (way, attach) in enumerate(ways.items(), start=1):
         lab.holdfast("suspend", name, timeout=MOVED_WITHIN)
         assert session.await_phase("Suspended")["epoch"] == number, way
+        lab.holdfast("wake", name, "--no-wait")  # a person suspended it, and so one wakes it
         with ExitStack() as open_here:
             attach(open_here)
             session.await_epoch(number + 1, MOVED_WITHIN)

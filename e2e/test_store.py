@@ -138,7 +138,7 @@ def test_a_lost_node_that_had_the_operator(lab: Lab) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.timed
-def test_suspended_it_costs_nothing_and_attaching_wakes_it(
+def test_suspended_it_costs_nothing_and_goes_on_when_it_is_woken(
     lab: Lab, attach: Callable[[str], Screen]
 ) -> None:
     session = lab.session("sleeper", *REPL)
@@ -155,6 +155,7 @@ def test_suspended_it_costs_nothing_and_attaching_wakes_it(
     time.sleep(2)
     assert session.status["phase"] == "Suspended", "it woke up by itself"
     began = time.monotonic()
+    lab.holdfast("wake", "sleeper", "--no-wait")
     screen = attach("sleeper")
     screen.expect(rb"ready> ", WOKEN_WITHIN)
     took = time.monotonic() - began

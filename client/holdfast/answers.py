@@ -39,6 +39,9 @@ _ADVICE: Final = {
 }
 
 
+_BY_POLICY: Final = " denied request: "
+
+
 class NotServed(Unsupported):
     """There is no gateway behind the API server."""
 
@@ -55,6 +58,9 @@ def error_of(status: int, body: bytes) -> HoldfastError:
     if said.get("reason") == "AlreadyExists":
         return AlreadyExists(str(message))
     kind = _BY_STATUS.get(status, Unavailable if status == 429 or status >= 500 else Internal)
+    if message is not None and _BY_POLICY in str(message):
+        # What the policy itself says; around it are only names of objects.
+        return Forbidden(str(message).partition(_BY_POLICY)[2])
     return kind(str(message or f"the answer was HTTP {status}"), _ADVICE.get(status, ""))
 
 

@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 from holdfast.answers import NotServed
 from holdfast.http1 import JSON, Http
 from holdfast_wire.errors import HoldfastError, Unsupported
+from holdfast_wire.ids import Actor, actor_of
 
 INSTALL: Final = (
     "install it with: helm install holdfast charts/holdfast --namespace holdfast-system"
@@ -50,8 +51,8 @@ class Api(Protocol):
 
     def node(self, name: str) -> Object: ...
 
-    def whoami(self) -> str:
-        """Who we are to the cluster; empty if it does not tell."""
+    def whoami(self) -> Actor | None:
+        """Who we are to the cluster; None if it does not tell."""
 
     def aside(self) -> Api:
         """The same for another thread, where nobody can be asked anything."""
@@ -105,15 +106,18 @@ class HttpApi:
     def node(self, name: str) -> Object:
         return self._http.ask("GET", f"/api/v1/nodes/{quote(name, safe='')}")
 
-    def whoami(self) -> str:
+    def whoami(self) -> Actor | None:
         group = "authentication.k8s.io/v1"
         review = {"apiVersion": group, "kind": "SelfSubjectReview"}
         try:
             found = self._http.ask("POST", f"/apis/{group}/selfsubjectreviews", review)
-            user = found["status"]["userInfo"]["username"]
+            return actor_of_user(found["status"]["userInfo"])
         except (HoldfastError, KeyError, TypeError):
-            return ""  # an API server older than 1.28
-        return user if isinstance(user, str) else ""
+            return None  # an API server older than 1.28
+
+
+def actor_of_user(user: Any) -> Actor:
+    return actor_of(user["username"], user.get("uid") or "")
 
 
 def _items(body: Object) -> list[Object]:

@@ -23,10 +23,11 @@ from holdfast_wire.errors import (
     Forbidden,
     HoldfastError,
     NotFound,
+    Suspended,
     Unavailable,
     Unsupported,
 )
-from holdfast_wire.ids import session_name
+from holdfast_wire.ids import Actor, session_name
 from holdfast_wire.plain import plain
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Cluster:
 
         self.target = target
         self._client, self._say = client, say
-        self._actor = ""
+        self._actor: Actor | None = None
         self._answered = False
         self._watching: Connection | None = None
         self._remote: Remote | None = None
@@ -131,10 +132,10 @@ class Cluster:
     def names(self) -> list[str]:
         return [one.name for one in self.sessions() if not one.over]
 
-    def actor(self) -> str:
+    def actor(self) -> Actor:
         """Who we are to the cluster, for the session's journal; asked once."""
-        if not self._actor:
-            self._actor = self.api.whoami() or _local_user()
+        if self._actor is None:
+            self._actor = self.api.whoami() or Actor(_local_user())
         return self._actor
 
     def page(self) -> Page:
@@ -180,17 +181,17 @@ class Cluster:
         relay = Relay(Kubectl(self.target), lambda _: pod)
         return CarriedConnection(relay, self._client, self.actor())
 
-    def link(self, name: str) -> tuple[Link, str]:
-        """For an attachment; and the name to claim there, empty where the cluster itself says who
-        we are. One that sleeps is woken."""
+    def link(self, name: str, *, wake: bool = False) -> tuple[Link, Actor | None]:
+        """For an attachment; and the name to claim there, None where the cluster itself says who
+        we are. One that its idle policy suspended goes on; one that a person did, if `wake`."""
         from holdfast.remote import TunnelLink
 
         session_name(name)
         if (gateway := self._gateway) is not None:
             link = TunnelLink(gateway, name, self._namespace(), lambda: self._exit_of(name))
             try:
-                link.prepare(self._say)
-                return link, ""
+                link.prepare(self._say, wake=wake)
+                return link, None
             except HoldfastError as error:
                 self._no_gateway(error, name)
         found = self.find(name)
@@ -199,8 +200,23 @@ class Cluster:
         if found.phase in (Phase.SUSPENDED, Phase.RESTORING):
             from holdfast.stored_commands import woken
 
+            if found.suspends and not wake:
+                raise Suspended(
+                    f"session {found.name} is suspended: somebody suspended it",
+                    f"wake it with: {self.advise('wake', found.name)}; or attach with --wake",
+                )
             woken(self, found)
         return ClusterLink(self, name), self.actor()
+
+    def wake(self, name: str) -> bool:
+        """By a gateway and the right to wake; False if there is no gateway."""
+        if self._gateway is None:
+            return False
+        try:
+            self._gateway.wake(name, self._namespace())
+        except NotServed:
+            return False
+        return True
 
     def _no_gateway(self, error: HoldfastError, name: str) -> None:
         """Returns if `kubectl exec` is the way to go on; else raises, with more than a gateway

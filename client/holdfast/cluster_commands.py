@@ -97,11 +97,13 @@ def attach(given: Given) -> int:
     keys = detach_keys(given.options.detach_keys)
     name = cluster.pick(given.words)
     require_terminal(name, cluster.target.prog)
-    return _attach(cluster, name, keys, view=given.options.view)
+    return _attach(cluster, name, keys, view=given.options.view, wake=given.options.wake)
 
 
-def _attach(cluster: Cluster, name: str, keys: tuple[Any, ...], *, view: bool) -> int:
-    link, actor = cluster.link(name)
+def _attach(
+    cluster: Cluster, name: str, keys: tuple[Any, ...], *, view: bool, wake: bool = False
+) -> int:
+    link, actor = cluster.link(name, wake=wake)
     from holdfast.attach import attach as attach_terminal
     from holdfast.attach import nonce
     from holdfast_wire.attach_core import Settings
@@ -299,7 +301,7 @@ def end(given: Given) -> int:
 
 def _ask_to_end(cluster: Cluster, name: str) -> None:
     """By its object, which also ends one that is nowhere at the moment; who may not write that may
-    still have the right to `sessions/end`."""
+    still have the right to `sessions/moderate`."""
     try:
         cluster.api.patch(name, {"spec": {"ended": True}})
     except Forbidden:

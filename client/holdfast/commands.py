@@ -17,6 +17,7 @@ from holdfast.places import place_of
 from holdfast.render import Cell, Style, process_tree, table, to_stderr
 from holdfast.specs import DETACH_KEYS, SHELLS, WAIT_FOR
 from holdfast_wire.errors import BadRequest, Busy, Ended
+from holdfast_wire.ids import shown
 from holdfast_wire.plain import plain
 
 if TYPE_CHECKING:
@@ -268,17 +269,17 @@ def journal(given: Given) -> int:
 
 def _record(record: dict[str, Any]) -> list[Cell]:
     moment = record.get("time")
-    shown = ""
+    when = ""
     if isinstance(moment, int | float):
-        shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-    known = ("time", "kind", "actor", "modality")
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    known = ("time", "kind", "actor", "uid", "shown", "modality")
     rest = " ".join(
         f"{name}={value}" for name, value in record.items() if name not in known and value != ""
     )
     return [
-        Cell(shown, "dim"),
+        Cell(when, "dim"),
         Cell(str(record.get("kind", ""))),
-        Cell(str(record.get("actor") or "-")),
+        Cell(shown(record) or "-"),
         Cell(str(record.get("modality") or "-")),
         Cell(rest),
     ]
@@ -287,7 +288,7 @@ def _record(record: dict[str, Any]) -> list[Cell]:
 def take(given: Given) -> int:
     result = _ask(given, "ask" if given.options.ask else "take")
     asked = given.options.ask and result.get("asking")
-    write(f"{plain(result['holder'])} was asked for the turn\n" if asked else _whose(result))
+    write(f"{shown(result, 'holder')} was asked for the turn\n" if asked else _whose(result))
     return 0
 
 
@@ -297,8 +298,8 @@ def release(given: Given) -> int:
 
 
 def _whose(result: dict[str, Any]) -> str:
-    holder = result.get("holder")
-    return f"the turn is {plain(holder)}'s\n" if holder else "nobody has the turn\n"
+    holder = shown(result, "holder")
+    return f"the turn is {holder}'s\n" if holder else "nobody has the turn\n"
 
 
 def freeze(given: Given) -> int:

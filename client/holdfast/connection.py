@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, Self
 
 from holdfast_wire.errors import BadRequest, HoldfastError, Unavailable
 from holdfast_wire.frames import Control, Decoder, Error, Frame, encode
+from holdfast_wire.ids import Actor
 
 # A sidecar answers most requests in a millisecond; one that takes this long is stopped or stuck.
 ANSWER_SECONDS: Final = 10.0
@@ -31,11 +32,13 @@ def open_socket(path: Path, timeout: float = ANSWER_SECONDS) -> socket.socket:
 class Connection:
     """Requests, one after the other. Not for two threads at once."""
 
-    def __init__(self, connected: socket.socket, modality: str = "sdk", actor: str = "") -> None:
+    def __init__(
+        self, connected: socket.socket, modality: str = "sdk", actor: Actor | None = None
+    ) -> None:
         self._socket = connected
         self._as = {"modality": modality}
-        if actor:  # else it is whoever the kernel says we are
-            self._as["actor"] = actor
+        if actor is not None:  # else it is whoever the kernel says we are
+            self._as |= actor.to_json()
         self._decoder = Decoder()
         self._last_id = 0
         self._inbox: list[Frame] = []
@@ -122,7 +125,7 @@ class Carrier(Protocol):
 class CarriedConnection(Connection):
     """Requests through a carrier; what it complains of is what they raise."""
 
-    def __init__(self, carrier: Carrier, modality: str, actor: str = "") -> None:
+    def __init__(self, carrier: Carrier, modality: str, actor: Actor | None = None) -> None:
         super().__init__(carrier.socket, modality, actor)
         self._carrier = carrier
 

@@ -25,6 +25,7 @@ from holdfast_wire.errors import (
 )
 from holdfast_wire.ids import session_name
 from holdfast_wire.plain import plain
+from holdfast_wire.rights import Right
 
 if TYPE_CHECKING:
     from holdfast.connection import Connection
@@ -110,7 +111,9 @@ class Gateway:
         return found if isinstance(found, dict) else None
 
     def _described(self, name: str, namespace: str) -> dict[str, Any]:
-        return self._remote.http(keep=False).ask("GET", self._remote.path(name, namespace))
+        return self._remote.http(keep=False).ask(
+            "GET", self._remote.path(name, namespace, Right.OBSERVE)
+        )
 
     def look(self, name: str) -> dict[str, Any]:
         try:
@@ -151,7 +154,7 @@ def attach(given: Given) -> int:
     name = place.pick(given.words)
     require_terminal(name, place.target.prog)
     link = place.link(name)
-    link.prepare(to_stderr)
+    link.prepare(to_stderr, wake=given.options.wake)
     again = place.advise("attach", name)
     return attach_terminal(link, Settings(name, given.options.view, keys, nonce(), again, "http"))
 

@@ -12,6 +12,7 @@ from holdfast.places import place_of
 from holdfast.render import Cell, Style, table, to_stderr
 from holdfast_wire.errors import BadRequest
 from holdfast_wire.exits import describe_exit
+from holdfast_wire.ids import shown
 from holdfast_wire.plain import plain
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def jobs(given: Given) -> int:
             Cell(str(one.get("id"))),
             Cell(str(one.get("state"))),
             Cell(str(describe_exit(one["exit"])[1]) if one.get("exit") else "-"),
-            Cell(str(one.get("actor") or "-")),
+            Cell(shown(one) or "-"),
             Cell(str(one.get("title") or "")),
         ]
         for one in found

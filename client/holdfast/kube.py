@@ -12,7 +12,7 @@ import subprocess
 import threading
 from typing import IO, Any, Final
 
-from holdfast.api import Api, Object, not_installed
+from holdfast.api import Api, Object, actor_of_user, not_installed
 from holdfast.arguments import Target
 from holdfast.render import to_stderr
 from holdfast_wire.errors import (
@@ -27,6 +27,7 @@ from holdfast_wire.errors import (
     Unavailable,
     Unsupported,
 )
+from holdfast_wire.ids import Actor
 from holdfast_wire.plain import plain
 
 # With the group: others have kinds called Session too.
@@ -263,9 +264,8 @@ class KubectlApi:
     def node(self, name: str) -> Object:
         return self._kubectl.json("get", "node", name)
 
-    def whoami(self) -> str:
+    def whoami(self) -> Actor | None:
         try:
-            user = self._kubectl.json("auth", "whoami")["status"]["userInfo"]["username"]
+            return actor_of_user(self._kubectl.json("auth", "whoami")["status"]["userInfo"])
         except (HoldfastError, KeyError, TypeError):
-            return ""  # kubectl older than 1.28, or an API server that does not tell
-        return user if isinstance(user, str) else ""
+            return None  # kubectl older than 1.28, or an API server that does not tell

@@ -27,7 +27,7 @@ from holdfast.render import (
 )
 from holdfast_wire.errors import BadRequest, Ended, HoldfastError, Unavailable, Unsupported
 from holdfast_wire.exits import describe_exit
-from holdfast_wire.ids import MAX_COLUMNS, MAX_NAME, MAX_ROWS, session_name
+from holdfast_wire.ids import MAX_COLUMNS, MAX_NAME, MAX_ROWS, session_name, shown
 
 if TYPE_CHECKING:
     from holdfast.connection import Connection
@@ -293,8 +293,8 @@ def describe(given: Given) -> int:
         "Command": command_line(entry.get("command", [])),
         "Process": entry.get("pid"),
         "Size": f"{entry.get('columns')}x{entry.get('rows')}",
-        "Turn": entry.get("holder"),
-        "Clients": ", ".join(f"{c.get('actor')} ({c.get('modality')})" for c in clients),
+        "Turn": shown(entry, "holder"),
+        "Clients": ", ".join(f"{shown(c)} ({c.get('modality')})" for c in clients),
         "Folder": folder.path,
     }
     write(fields(facts, Style.of(sys.stdout)))

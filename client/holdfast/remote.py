@@ -14,10 +14,12 @@ from holdfast.answers import NotServed
 from holdfast.connection import CarriedConnection, Connection
 from holdfast.http1 import Http
 from holdfast.tunnel import Tunnel
-from holdfast_wire.errors import Ended, HoldfastError, Unavailable
+from holdfast_wire import rights
+from holdfast_wire.errors import Ended, HoldfastError, Suspended, Unavailable
 from holdfast_wire.ids import session_name
+from holdfast_wire.rights import Right, path_of
 
-GROUP: Final = "/apis/subresources.holdfast.dev"
+GROUP: Final = f"/apis/{rights.GROUP}"
 AGGREGATED: Final = f"{GROUP}/v1alpha1"
 OWN: Final = "/api/v1"
 # Before anybody wonders whether something is wrong.
@@ -45,16 +47,26 @@ class Remote:
     def http(self, keep: bool = True) -> Http:
         return Http(self.access, self._client, keep)
 
-    def path(self, name: str, namespace: str, below: str = "") -> str:
+    def path(self, name: str, namespace: str, right: Right, below: str = "") -> str:
+        """Of what is `below` the session, and needs that right."""
         where = f"/namespaces/{session_name(namespace)}" if namespace else ""
         own = quote(session_name(name), safe="")
+        if self._base == AGGREGATED:
+            below = path_of(right, below)
         return f"{self._base}{where}/sessions/{own}" + (f"/{below}" if below else "")
+
+    def wake(self, name: str, namespace: str) -> None:
+        """By the right to wake, and none on the object."""
+        path = self.path(name, namespace, Right.WAKE, "wake")
+        self.http(keep=False).ask("POST", path, {})
 
     def tunnel(self, name: str, namespace: str) -> Tunnel:
         """On its way; not waited for."""
         waits = self._waits
         told = None if waits is None else (lambda: waits(name))
-        return Tunnel(self.access, self.path(name, namespace, "stream"), self._client, told)
+        return Tunnel(
+            self.access, self.path(name, namespace, Right.OBSERVE, "stream"), self._client, told
+        )
 
     def opened(
         self, name: str, namespace: str, say: Say, meanwhile: Callable[[], None] | None = None
@@ -132,10 +144,20 @@ class TunnelLink:
         self._fresh = False
         self._exit: dict[str, Any] | None = None
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: Say, *, wake: bool = False) -> None:
         """The first one, before the terminal is ours: whoever has to log in can, and what is wrong
         is said where it can be read. One that takes long to come is waited for further on, where
-        its user can leave."""
+        its user can leave. `wake`: also if a person suspended it."""
+        try:
+            self._first(say)
+        except Suspended:
+            if not wake:
+                raise
+            say(f"waking {self._name} …")
+            self._remote.wake(self._name, self._namespace)
+            self._first(say)
+
+    def _first(self, say: Say) -> None:
         try:
             self._tunnel = self._remote.opened(self._name, self._namespace, say, _load_the_rest)
             self._fresh = True

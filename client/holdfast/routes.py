@@ -10,12 +10,13 @@ from holdfast.arguments import GATEWAY, Target
 
 if TYPE_CHECKING:
     from holdfast.attach import Link
+    from holdfast_wire.ids import Actor
 
 CLIENT = "sdk"
 
 
 class Route(Protocol):
-    def link(self, name: str) -> tuple[Link, str]:
+    def link(self, name: str) -> tuple[Link, Actor | None]:
         """A link whose first `open` is prepared, and the name to claim there."""
 
     def sessions(self) -> list[dict[str, Any]]: ...
@@ -47,10 +48,10 @@ def _silent(_: str) -> None:
 
 
 class _Machine:
-    def link(self, name: str) -> tuple[Link, str]:
+    def link(self, name: str) -> tuple[Link, Actor | None]:
         from holdfast.local import LocalLink, ensure
 
-        return LocalLink(ensure(name)), ""
+        return LocalLink(ensure(name)), None
 
     def sessions(self) -> list[dict[str, Any]]:
         from holdfast.lifecycle import entries
@@ -67,7 +68,7 @@ class _Cluster:
 
         self._cluster = Cluster(target, CLIENT, _silent)
 
-    def link(self, name: str) -> tuple[Link, str]:
+    def link(self, name: str) -> tuple[Link, Actor | None]:
         return self._cluster.link(name)
 
     def sessions(self) -> list[dict[str, Any]]:
@@ -84,10 +85,10 @@ class _Gateway:
 
         self._gateway = Gateway(target, CLIENT, Token(token) if token else None)
 
-    def link(self, name: str) -> tuple[Link, str]:
+    def link(self, name: str) -> tuple[Link, Actor | None]:
         link = self._gateway.link(name)
         link.prepare(_silent)
-        return link, ""
+        return link, None
 
     def sessions(self) -> list[dict[str, Any]]:
         return self._gateway.sessions()

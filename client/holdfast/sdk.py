@@ -60,6 +60,7 @@ from holdfast_wire.frames import (
 if TYPE_CHECKING:
     from holdfast.attach import Link
     from holdfast.jobs import Job
+    from holdfast_wire.ids import Actor
 
 T = TypeVar("T")
 Item = Output | Gap | Snapshot | Resize | News
@@ -128,10 +129,14 @@ class Wire:
     """One connection, frame by frame."""
 
     def __init__(
-        self, link: Link, actor: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        link: Link,
+        actor: Actor | None,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         self._link, self._reader, self._writer = link, reader, writer
-        self.sender = {"modality": CLIENT} | ({"actor": actor} if actor else {})
+        self.sender = {"modality": CLIENT} | (actor.to_json() if actor else {})
 
     @classmethod
     async def open(cls, route: Route, name: str) -> Self:
@@ -177,7 +182,7 @@ class Wire:
         await asyncio.to_thread(self._link.close)
 
 
-def _let_go(linking: asyncio.Task[tuple[Link, str]]) -> None:
+def _let_go(linking: asyncio.Task[tuple[Link, Actor | None]]) -> None:
     if not linking.cancelled() and linking.exception() is None:
         linking.result()[0].close()
 

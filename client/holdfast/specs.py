@@ -103,6 +103,7 @@ def _run(parser: CommandParser) -> None:
 
 def _attach(parser: CommandParser) -> None:
     parser.option("--view", action="store_true", help="look on; nothing you type is sent")
+    parser.option("--wake", action="store_true", help="also if somebody suspended it")
     _detach_keys(parser)
 
 
@@ -226,6 +227,7 @@ COMMANDS: Final[dict[str, Spec]] = {
         "To leave it running, press " + " then ".join(DETACH_KEYS.split(",")) + ".\n\nexamples:\n"
         "  {prog} attach build\n"
         "  {prog} attach build --view                look on only\n"
+        "  {prog} attach build --wake                let it go on first, if it is suspended\n"
         "  {prog} attach build --detach-keys ctrl-],q",
     ),
     "ls": Spec(
@@ -326,13 +328,14 @@ COMMANDS: Final[dict[str, Spec]] = {
     ),
     "suspend": Spec(
         "control", "store a session, and free the memory it has", "[NAME]", _no_wait,
-        "It goes on where it was when it is woken or attached to; connections to the outside are\n"
-        "cut. On this machine that needs root and CRIU, and survives a reboot; in a cluster it\n"
+        "It goes on where it was when it is woken; connections to the outside are cut.\n"
+        "On this machine that needs root and CRIU, and survives a reboot; in a cluster it\n"
         "frees the session's node.\n\nexamples:\n  {prog} suspend build",
     ),
     "wake": Spec(
         "control", "let a suspended session go on", "[NAME]", _no_wait,
-        "'attach' does the same.\n\nexamples:\n  {prog} wake build",
+        "So does 'attach'; in a cluster 'attach --wake', unless it was just idle.\n\n"
+        "examples:\n  {prog} wake build",
     ),
     "fork": Spec(
         "control", "begin a session as a copy of another", "NAME NEW", _fork,

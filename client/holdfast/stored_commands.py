@@ -10,7 +10,7 @@ from holdfast.arguments import Given
 from holdfast.commands import no_more, write
 from holdfast.facts import Facts, Phase
 from holdfast.render import to_stderr
-from holdfast_wire.errors import BadRequest, Unavailable, Unsupported
+from holdfast_wire.errors import BadRequest, Forbidden, Unavailable, Unsupported
 
 if TYPE_CHECKING:
     from holdfast.cluster import Cluster
@@ -104,7 +104,11 @@ def _ask_to_wake(cluster: Cluster, found: Facts) -> None:
     patch: dict[str, Any] = {"metadata": {"annotations": {WAKE: str(found.epoch or 0)}}}
     if found.suspends:
         patch["spec"] = {"suspended": False}
-    cluster.api.patch(found.name, patch)
+    try:
+        cluster.api.patch(found.name, patch)
+    except Forbidden:
+        if not cluster.wake(found.name):
+            raise
 
 
 def fork(given: Given) -> int:

@@ -7,10 +7,11 @@ from typing import Any, Final
 from aiohttp import web
 
 from holdfast_gateway import fields, schemas
-from holdfast_gateway.backend import REQUEST_SECONDS, Act
+from holdfast_gateway.backend import REQUEST_SECONDS
 from holdfast_gateway.fields import Field, Kind
 from holdfast_gateway.guard import while_allowed
 from holdfast_gateway.routes import API, JSON, Call, Route, answer
+from holdfast_wire.rights import Right
 
 # An hour is longer than anybody waits on one HTTP request; it also keeps the sum finite.
 MAX_EXEC_SECONDS: Final = 3600.0
@@ -29,13 +30,17 @@ async def _exec(call: Call) -> web.Response:
         return await call.ask("exec", call.given, seconds=seconds)
 
     return answer(
-        await while_allowed(call.serving.sessions, call.name, call.caller, Act.INPUT, work)
+        await while_allowed(call.serving.sessions, call.name, call.caller, Right.RUN, work)
     )
 
 
 async def _end(call: Call) -> web.Response:
     seconds = REQUEST_SECONDS + float(call.given.get("grace", 0.0))
     return answer(await call.ask("end", call.given, seconds=seconds))
+
+
+async def _wake(call: Call) -> web.Response:
+    return answer(await call.serving.sessions.wake(call.name, call.caller))
 
 
 async def _rescan(call: Call) -> web.Response:
@@ -78,6 +83,7 @@ ROUTES = (
         "POST",
         "input",
         "sendInput",
+        "send",
         "Type into the terminal.",
         _input,
         {JSON: schemas.ref("Taken")},
@@ -87,16 +93,28 @@ ROUTES = (
         "POST",
         "exec",
         "runCommand",
+        "exec",
         "Run a command in the live shell, at its prompt, and wait for its end.",
         _exec,
         {JSON: schemas.ref("Run")},
         body=_EXEC,
     ),
-    Route("POST", "end", "endSession", "End it.", _end, {JSON: schemas.NOTHING}, body=_END),
+    Route("POST", "end", "endSession", "end", "End it.", _end, {JSON: schemas.NOTHING}, body=_END),
+    Route(
+        "POST",
+        "wake",
+        "wakeSession",
+        "wake",
+        "Let it go on if it is suspended; in a cluster.",
+        _wake,
+        {JSON: schemas.ref("Session")},
+        body=(),
+    ),
     Route(
         "POST",
         f"{API}/rescan",
         "rescan",
+        "",
         "Look for new sessions now; where sessions announce themselves it does nothing.",
         _rescan,
         {JSON: schemas.NOTHING},

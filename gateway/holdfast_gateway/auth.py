@@ -48,14 +48,13 @@ class Caller:
 
     actor: Actor
     modality: Modality
-    uid: str = ""
     groups: tuple[str, ...] = ()
     extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
     still: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
     """Asks again whether he is who he was; for what goes on for long."""
 
     def to_json(self) -> dict[str, str]:
-        return {"actor": self.actor, "modality": self.modality.value}
+        return {**self.actor.to_json(), "modality": self.modality.value}
 
 
 def check_host(host: str | None) -> str:

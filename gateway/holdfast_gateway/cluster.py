@@ -13,9 +13,17 @@ from typing import Any, Final
 
 from holdfast_gateway import log, metrics
 from holdfast_gateway.auth import Caller
-from holdfast_gateway.backend import ACTS, CONNECT_SECONDS, REQUEST_SECONDS, Act, Link
+from holdfast_gateway.backend import CONNECT_SECONDS, REQUEST_SECONDS, Link
 from holdfast_gateway.reviews import FRESH_SECONDS, GRACE_SECONDS, Reviews
 from holdfast_gateway.sessions import REQUEST_ID, asked, repeatable, silent
+from holdfast_gateway.suspended import (
+    PREFIX,
+    Suspension,
+    Wakes,
+    patch,
+    refusal,
+    suspension,
+)
 from holdfast_gateway.uplinks import Incarnation, Uplink, Uplinks
 from holdfast_gateway.watched import Key, Watched
 from holdfast_kube.client import LEASES, SESSIONS, Api, Object
@@ -32,9 +40,9 @@ from holdfast_wire.errors import (
 )
 from holdfast_wire.frames import Control, encode
 from holdfast_wire.ids import session_name
+from holdfast_wire.rights import LASTING, Right, right_of_request
 from holdfast_wire.uplink import AUDIENCE, VERSION
 
-PREFIX: Final = "holdfast.dev/"
 _POD_NAME: Final = "authentication.kubernetes.io/pod-name"
 _POD_UID: Final = "authentication.kubernetes.io/pod-uid"
 _RETRY_SECONDS: Final = 0.05
@@ -113,19 +121,19 @@ class ClusterSessions:
         await self._listed()
         seen = list(self._watched.every())
         whole = {
-            namespace: await self._reviews.allowed(caller, Act.STREAM, namespace, "")
+            namespace: await self._reviews.allowed(caller, Right.OBSERVE, namespace, "")
             for namespace in sorted({key[0] for key, _ in seen})
         }
         single = [key for key, _ in seen if not whole[key[0]]][:_LIST_MOST]
         mine = {
-            key for key in single if await self._reviews.allowed(caller, Act.STREAM, *key)
+            key for key in single if await self._reviews.allowed(caller, Right.OBSERVE, *key)
         }  # fmt: skip
         shown = [key for key, _ in seen if whole[key[0]] or key in mine]
         return await asyncio.gather(*(self._told(key, caller) for key in shown))
 
     async def describe(self, name: str, caller: Caller) -> dict[str, Any]:
         key = self.key(name)
-        await self._reviews.allow(caller, Act.STREAM, *key)
+        await self._reviews.allow(caller, Right.OBSERVE, *key)
         await self._existing(key)
         return await self._told(key, caller)
 
@@ -137,6 +145,9 @@ class ClusterSessions:
             with contextlib.suppress(HoldfastError, OSError, EOFError, TimeoutError):
                 async with asyncio.timeout(2.0):
                     return {**known, **await self._once(link, {"kind": "info"}, caller)}
+        if item is not None and (asleep := suspension(item)) is not None:
+            may = await self._reviews.allowed(caller, Right.WAKE, *key)
+            return {**known, "suspended": asleep.to_json(may)}
         return known
 
     async def request(
@@ -149,13 +160,13 @@ class ClusterSessions:
         patience: float = CONNECT_SECONDS,
     ) -> dict[str, Any]:
         key = self.key(name)
-        await self._reviews.allow(caller, ACTS[body["kind"]], *key)
+        await self._reviews.allow(caller, right_of_request(body["kind"]), *key)
         loop = asyncio.get_running_loop()
         retry_until = loop.time() + patience
         try:
             async with asyncio.timeout(None) as limit:
                 while True:
-                    link = await self._reached(key, patience)
+                    link = await self._reached(key, patience, caller)
                     limit.reschedule(loop.time() + patience + seconds)
                     try:
                         return await self._once(link, body, caller)
@@ -178,18 +189,22 @@ class ClusterSessions:
 
     @contextlib.asynccontextmanager
     async def connect(
-        self, name: str, caller: Caller, patience: float = CONNECT_SECONDS
+        self,
+        name: str,
+        caller: Caller,
+        patience: float = CONNECT_SECONDS,
+        right: Right = Right.OBSERVE,
     ) -> AsyncIterator[Link]:
         key = self.key(name)
-        await self._reviews.allow(caller, Act.STREAM, *key)
-        uplink = await self._reached(key, patience)
+        await self._reviews.allow(caller, right, *key)
+        uplink = await self._reached(key, patience, caller)
         number, stream = uplink.open()
-        allowed = {Act.STREAM}
+        allowed = {right}
 
-        async def allow(act: Act) -> None:
-            await self._reviews.allow(caller, act, *key)
-            if act in (Act.STREAM, Act.INPUT):
-                allowed.add(act)
+        async def allow(right: Right) -> None:
+            await self._reviews.allow(caller, right, *key)
+            if right in LASTING:
+                allowed.add(right)
 
         cut = _never()
         watch = asyncio.create_task(self._watch(caller, key, allowed, cut))
@@ -202,7 +217,7 @@ class ClusterSessions:
             cut.cancel()
 
     async def _watch(
-        self, caller: Caller, key: Key, allowed: set[Act], cut: asyncio.Future[None]
+        self, caller: Caller, key: Key, allowed: set[Right], cut: asyncio.Future[None]
     ) -> None:
         """Asks again and again; the API server's silence is waited out for a while."""
         loop = asyncio.get_running_loop()
@@ -212,12 +227,12 @@ class ClusterSessions:
             try:
                 if caller.still is not None:
                     await caller.still()
-                for act in tuple(allowed):
-                    await self._reviews.allow(caller, act, *key)
+                for right in tuple(allowed):
+                    await self._reviews.allow(caller, right, *key)
                 known = loop.time()
             except Refused as error:
                 metrics.CUT.inc()
-                log.info("cut", session="/".join(key), actor=caller.actor, why=error.message)
+                log.info("cut", session="/".join(key), **caller.actor.to_json(), why=error.message)
                 cut.set_exception(error)
                 cut.exception()  # heard, also if nobody waits
             except HoldfastError as error:
@@ -225,9 +240,8 @@ class ClusterSessions:
                     cut.set_exception(error)
                     cut.exception()
 
-    async def _reached(self, key: Key, patience: float) -> Uplink:
-        """The session's sidecar. One that moves, sleeps or starts is waited for; one that sleeps
-        is woken."""
+    async def _reached(self, key: Key, patience: float, caller: Caller) -> Uplink:
+        """The session's sidecar. One that moves or starts is waited for."""
         found = self._uplinks.get(key)
         if found is not None:
             return found
@@ -235,8 +249,8 @@ class ClusterSessions:
         phase = str((item.get("status") or {}).get("phase") or "Pending")
         if phase in _ENDED:
             raise Ended(f"session {'/'.join(key)} has ended", "'kubectl holdfast logs' has its end")
-        if phase == "Suspended":
-            await self._wake(key, item)
+        if (asleep := suspension(item)) is not None:
+            await self._needed(key, item, asleep, caller)
         wait = max(patience, _COMING.get(phase, 0.0)) if patience else 0.0
         found = await self._uplinks.wait(key, wait)
         if found is None:
@@ -262,16 +276,30 @@ class ClusterSessions:
             raise NotFound(f"there is no session {'/'.join(key)}", "'kubectl get sessions' has all")
         return item
 
-    async def _wake(self, key: Key, item: Object) -> None:
-        epoch = (item.get("status") or {}).get("epoch") or 0
-        patch: dict[str, Any] = {"metadata": {"annotations": {f"{PREFIX}wake": str(epoch)}}}
-        if (item.get("spec") or {}).get("suspended"):
-            patch["spec"] = {"suspended": False}
+    async def wake(self, name: str, caller: Caller) -> dict[str, Any]:
+        key = self.key(name)
+        await self._reviews.allow(caller, Right.WAKE, *key)
+        item = await self._existing(key)
+        if (item.get("status") or {}).get("phase") in _ENDED:
+            raise Ended(f"session {'/'.join(key)} has ended", "'kubectl holdfast logs' has its end")
+        wanted = bool((item.get("spec") or {}).get("suspended"))  # perhaps not done yet
+        if wanted or suspension(item) is not None:
+            await self._api.patch(SESSIONS, *key, patch(item))
+            log.info("woken", session="/".join(key), **caller.to_json())
+        return await self._told(key, caller)
+
+    async def _needed(self, key: Key, item: Object, asleep: Suspension, caller: Caller) -> None:
+        """Lets it go on if that needs nobody's word but the caller's right; else raises."""
+        if asleep.wakes is Wakes.COMING:
+            return
+        may = await self._reviews.allowed(caller, Right.WAKE, *key)
+        if asleep.wakes is Wakes.ASKED or not may:
+            raise refusal(asleep, *key, str(caller.actor), may=may)
         with contextlib.suppress(Retry):  # the wait says how it went
-            await self._api.patch(SESSIONS, *key, patch)
+            await self._api.patch(SESSIONS, *key, patch(item))
 
 
-async def _asked_before(_: Act) -> None:
+async def _asked_before(_: Right) -> None:
     """Whoever asks has asked."""
 
 

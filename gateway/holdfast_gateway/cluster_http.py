@@ -23,21 +23,17 @@ from holdfast_gateway.auth import Caller, Modality
 from holdfast_gateway.front import Front
 from holdfast_gateway.http import Handler
 from holdfast_gateway.login import Peer, TrustedProxy
-from holdfast_gateway.reviews import GROUP, Reviews
+from holdfast_gateway.reviews import Reviews
 from holdfast_gateway.routes import API
 from holdfast_kube.listening import Doorway
 from holdfast_wire.errors import Forbidden, Unauthenticated
+from holdfast_wire.rights import GROUP, Right
 
 VERSION: Final = "v1alpha1"
 AGGREGATED: Final = f"/apis/{GROUP}/{VERSION}"
 _ONE: Final = "/namespaces/{namespace}/sessions/{name}"
 ONE: Final = API + _ONE
 ONE_AGGREGATED: Final = AGGREGATED + _ONE
-# As RBAC knows them: GET is the verb get, POST is create.
-_VERBS: Final = {
-    "create": ("input", "exec", "end", "jobs"),
-    "get": ("stream", "screen", "state", "graph", "journal", "jobs"),
-}
 
 
 class TokenReviewDoor:
@@ -158,13 +154,13 @@ def _group() -> dict[str, Any]:
 def resources() -> dict[str, Any]:
     listed = [
         {
-            "name": f"sessions/{name}",
+            "name": right.subresource,
             "singularName": "",
             "namespaced": True,
             "kind": "Session",
-            "verbs": [verb for verb, names in _VERBS.items() if name in names],
+            "verbs": [right.verb],
         }
-        for name in sorted({name for names in _VERBS.values() for name in names})
+        for right in sorted(Right)
     ]
     return {
         "kind": "APIResourceList",

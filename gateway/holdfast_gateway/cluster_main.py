@@ -135,7 +135,7 @@ class Gateway:
         more = Discovery(door, self._settings.hosts, self._settings.service).routes()
         return Http(
             door, self._sessions, Assets(), _nothing, one=ONE_AGGREGATED, more=more,
-            outer=(as_status,),
+            outer=(as_status,), by_right=True,
         )  # fmt: skip
 
     def _known(self) -> Front:

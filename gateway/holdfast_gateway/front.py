@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from holdfast_gateway.auth import Caller, Modality
 from holdfast_kube.client import Api, Resource
 from holdfast_wire.errors import Forbidden, Permanent, Unauthenticated, Unavailable
-from holdfast_wire.ids import Actor
+from holdfast_wire.ids import actor_of
 
 CONFIGMAPS: Final = Resource("/api/v1", "configmaps")
 _WHERE: Final = ("kube-system", "extension-apiserver-authentication")
@@ -60,9 +60,8 @@ class Front:
         if not user:
             raise Forbidden("the API server did not say for whom it asks")
         return Caller(
-            Actor(user),
+            actor_of(user, _first(headers, self.uids)),
             Modality.KUBECTL,
-            uid=_first(headers, self.uids),
             groups=tuple(value for name in self.groups for value in headers.getall(name, [])),
             extra=self._extra(headers),
         )

@@ -57,22 +57,27 @@ class Http:
         more: Sequence[web.RouteDef] = (),
         outer: Sequence[Middleware] = (),
         *,
+        by_right: bool = False,
         mcp: bool = False,
         login: Login = Login(),  # noqa: B008 - frozen
     ) -> None:
         """`one`: the path of one session; with `{namespace}` in it, where there are some. `more`:
-        routes beside these. `outer`: what every answer passes last. `mcp`: with `/mcp`. `login`:
-        how the page gets past the door."""
-        self._door, self._assets, self._one = door, assets, one
+        routes beside these. `outer`: what every answer passes last. `by_right`: below a session
+        each path begins with the right that it needs. `mcp`: with `/mcp`. `login`: how the page
+        gets past the door."""
+        self._door, self._assets = door, assets
+        self._one, self._by_right = one, by_right
         self._serving = Serving(sessions, poke, Streams())
         self._more, self._outer, self._login = more, outer, login
         self._mcp = Mcp(door, sessions) if mcp else None
-        self._document = openapi.document(ROUTES, one)
+        self._document = openapi.document(ROUTES, one, by_right)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=BODY_LIMIT, middlewares=[*self._outer, self._edge])
         for route in ROUTES:
-            app.router.add_route(route.method, route.at(self._one), self._served(route))
+            app.router.add_route(
+                route.method, route.at(self._one, self._by_right), self._served(route)
+            )
         app.add_routes(
             [
                 *self._more,

@@ -14,13 +14,14 @@ from typing import Any, Final
 from aiohttp import web
 
 from holdfast_gateway import fields, job_schemas, schemas
-from holdfast_gateway.backend import REQUEST_SECONDS, Act
+from holdfast_gateway.backend import REQUEST_SECONDS
 from holdfast_gateway.events import MEDIA, wants_events
 from holdfast_gateway.fields import Field, Kind
 from holdfast_gateway.guard import while_allowed
 from holdfast_gateway.routes import JSON, Call, Route, answer
 from holdfast_gateway.sse import KEEP_ALIVE, event, problem, said
 from holdfast_wire.errors import BadRequest, HoldfastError, Retry
+from holdfast_wire.rights import Right, path_of
 
 MAX_WAIT_SECONDS: Final = 30
 _LIMIT: Final = 512 << 10
@@ -37,7 +38,10 @@ async def _start(call: Call) -> web.Response:
     told = await call.ask("job_start", call.given)
     job = told["job"]
     response = answer({**job, "duplicate": told["duplicate"]}, 202)
-    response.headers["Location"] = f"{call.request.path.rstrip('/')}/{job['id']}"
+    # Through the API server jobs are started and looked at below different rights.
+    at = call.request.path.rstrip("/").removesuffix(f"/{path_of(Right.RUN, 'jobs')}")
+    jobs = at if at.endswith("/jobs") else f"{at}/{path_of(Right.OBSERVE, 'jobs')}"
+    response.headers["Location"] = f"{jobs}/{job['id']}"
     return response
 
 
@@ -85,7 +89,9 @@ async def _asked(call: Call, given: dict[str, Any]) -> tuple[dict[str, Any], byt
     if not given["wait"]:
         told = await work()
     else:  # who may not any more hears so at once
-        told = await while_allowed(call.serving.sessions, call.name, call.caller, Act.STREAM, work)
+        told = await while_allowed(
+            call.serving.sessions, call.name, call.caller, Right.OBSERVE, work
+        )
     return told, base64.b64decode(told.pop("base64"))
 
 
@@ -213,18 +219,28 @@ ROUTES = (
         "POST",
         "jobs",
         "startJob",
+        "job_start",
         "Run a command in the session, beside what is on its terminal.",
         _start,
         {JSON: job_schemas.STARTED},
         body=_START,
         status=202,
     ),
-    Route("GET", "jobs", "listJobs", "Those that are kept.", _list, {JSON: job_schemas.JOBS}),
-    Route("GET", "jobs/{id}", "getJob", "One job.", _get, {JSON: schemas.ref("Job")}),
+    Route(
+        "GET",
+        "jobs",
+        "listJobs",
+        "job_list",
+        "Those that are kept.",
+        _list,
+        {JSON: job_schemas.JOBS},
+    ),
+    Route("GET", "jobs/{id}", "getJob", "job_get", "One job.", _get, {JSON: schemas.ref("Job")}),
     Route(
         "GET",
         "jobs/{id}/output",
         "getJobOutput",
+        "job_output",
         "What it printed, and prints.",
         _output,
         {"text/plain": schemas.TEXT, JSON: schemas.ref("JobOutput"), MEDIA: schemas.TEXT},
@@ -234,6 +250,7 @@ ROUTES = (
         "POST",
         "jobs/{id}/signal",
         "signalJob",
+        "job_signal",
         "Send a signal to all of its processes.",
         _signal,
         {JSON: schemas.ref("Job")},

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from holdfast_gateway.auth import Caller, Modality
 from holdfast_gateway.front import Headers
 from holdfast_wire.errors import BadRequest, Forbidden, Unauthenticated
-from holdfast_wire.ids import Actor
+from holdfast_wire.ids import actor_of
 
 AUDIENCE: Final = "holdfast"  # of the tokens that people and programs come with
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -157,7 +157,7 @@ class TrustedProxy:
             )
         member = [name for value in groups for name in value.split(",") if name.strip()]
         return Caller(
-            Actor(self._own(users[0])),
+            actor_of(self._own(users[0])),
             modality,
             groups=(*(self._own(name) for name in member), _AUTHENTICATED),
         )

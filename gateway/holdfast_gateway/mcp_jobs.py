@@ -7,12 +7,13 @@ import base64
 from typing import Any, Final
 
 from holdfast_gateway import fields, job_schemas
-from holdfast_gateway.backend import REQUEST_SECONDS, Act
+from holdfast_gateway.backend import REQUEST_SECONDS
 from holdfast_gateway.fields import Field, Given, Kind
 from holdfast_gateway.guard import while_allowed
 from holdfast_gateway.mcp_tools import MOST_TEXT, SESSION, Tool, seconds
 from holdfast_gateway.schemas import COUNT, FLAG, TEXT, every, thing
 from holdfast_gateway.waiting import Session
+from holdfast_wire.rights import Right
 
 # One look: each asks anew whether the caller may.
 _LOOK_SECONDS: Final = 2.0
@@ -32,7 +33,7 @@ async def _get(session: Session, given: Given) -> dict[str, Any]:
 
     if not given["timeout"]:
         return await work()
-    return await while_allowed(session.sessions, session.name, session.caller, Act.STREAM, work)
+    return await while_allowed(session.sessions, session.name, session.caller, Right.OBSERVE, work)
 
 
 async def _followed(session: Session, given: Given) -> dict[str, Any]:
@@ -63,6 +64,7 @@ _JOB: Final = Field("job", Kind.TEXT, "Its id.", required=True, longest=64)
 TOOLS: Final = (
     Tool(
         "start_job",
+        ("job_start",),
         "Start a job",
         "Runs a command in the session, with its directory and environment, beside what is on the"
         " terminal: whoever types there is not disturbed, and sees one line with your name. For"
@@ -79,6 +81,7 @@ TOOLS: Final = (
     ),
     Tool(
         "get_job",
+        ("job_output",),
         "Follow a job",
         "A job's state, exit status and output; waits up to `timeout` for its end.",
         _get,
@@ -104,6 +107,7 @@ TOOLS: Final = (
     ),
     Tool(
         "list_jobs",
+        ("job_list",),
         "List jobs",
         "The session's jobs that are kept.",
         _list,
@@ -113,6 +117,7 @@ TOOLS: Final = (
     ),
     Tool(
         "signal_job",
+        ("job_signal",),
         "Signal a job",
         "Sends a signal to all of a job's processes.",
         _signal,

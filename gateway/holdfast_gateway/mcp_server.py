@@ -27,6 +27,7 @@ from holdfast_gateway.door import Door
 from holdfast_gateway.mcp_tools import INSTRUCTIONS, Tool
 from holdfast_gateway.waiting import Session
 from holdfast_wire.errors import BadRequest, HoldfastError, Internal, Unavailable, Unsupported
+from holdfast_wire.ids import Actor
 
 if TYPE_CHECKING:
     from mcp.server import ServerRequestContext
@@ -52,11 +53,11 @@ class Mcp:
         self._door, self._sessions = door, sessions
         self._manager: asyncio.Task[StreamableHTTPSessionManager] | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._busy: Counter[tuple[str, str]] = Counter()
+        self._busy: Counter[Actor] = Counter()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         caller = replace(await self._door.caller(request), modality=Modality.MCP)
-        who = (caller.actor, caller.uid)
+        who = caller.actor
         if self._busy[who] >= MOST_OF_ONE or self._busy.total() >= MOST:
             raise Unavailable("too many requests at once", "try again when some have ended")
         self._busy[who] += 1

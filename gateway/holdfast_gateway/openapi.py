@@ -21,11 +21,11 @@ _NAMES: Final = {
 _LABEL: Final = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 
-def document(routes: Iterable[Route], one: str) -> dict[str, Any]:
-    """`one`: the path of one session."""
+def document(routes: Iterable[Route], one: str, by_right: bool = False) -> dict[str, Any]:
+    """`one`: the path of one session; `by_right`: as in `Route.at`."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        path = route.at(one)
+        path = route.at(one, by_right)
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, path)
     return {
         "openapi": "3.1.0",

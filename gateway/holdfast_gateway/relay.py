@@ -18,7 +18,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from holdfast_gateway import log
 from holdfast_gateway.auth import Caller
-from holdfast_gateway.backend import READ_AHEAD, Link, act_of
+from holdfast_gateway.backend import READ_AHEAD, Link
 from holdfast_wire.errors import BadRequest, HoldfastError, Internal, TooLarge
 from holdfast_wire.frames import (
     HEADER,
@@ -33,6 +33,7 @@ from holdfast_wire.frames import (
     encode,
     whole_frames,
 )
+from holdfast_wire.rights import right_of_frame
 
 # A paste goes in parts; nothing a client has to say needs more than this at once.
 MAX_CLIENT_PAYLOAD: Final = 1 << 18
@@ -78,8 +79,8 @@ async def _to_session(socket: web.WebSocketResponse, link: Link, caller: Caller)
     async for message in socket:
         if message.type is WSMsgType.BINARY:
             for frame in checked(message.data, caller):
-                if (act := act_of(frame)) is not None:
-                    await link.allow(act)
+                if (right := right_of_frame(frame)) is not None:
+                    await link.allow(right)
                 link.writer.write(encode(frame))
             await link.writer.drain()
         elif message.type is WSMsgType.TEXT:

@@ -17,16 +17,15 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Final, TypeVar
 
 from holdfast_gateway.auth import Caller, Modality
-from holdfast_gateway.backend import Act
 from holdfast_gateway.login import AUDIENCE, Oidc
 from holdfast_kube.client import Api, Object, Resource
 from holdfast_wire.doors import Refusals
 from holdfast_wire.errors import Forbidden, Unauthenticated, Unavailable
-from holdfast_wire.ids import Actor
+from holdfast_wire.ids import actor_of
+from holdfast_wire.rights import GROUP, RESOURCE, Right, missing
 
 TOKENS: Final = Resource("/apis/authentication.k8s.io/v1", "tokenreviews")
 ACCESS: Final = Resource("/apis/authorization.k8s.io/v1", "subjectaccessreviews")
-GROUP: Final = "subresources.holdfast.dev"
 FRESH_SECONDS: Final = 2.0
 GRACE_SECONDS: Final = 60.0
 # A token that was refused is not asked about again for so long. One that becomes valid meanwhile,
@@ -38,7 +37,6 @@ REFUSALS: Final = (100, 2.0)
 # A token that was valid so lately is asked about whatever else comes from its address.
 _KNOWN_SECONDS: Final = 600.0
 _MOST: Final = 10_000
-_WRITES: Final = frozenset({Act.INPUT, Act.END})
 _MAX_TOKEN: Final = 16 << 10
 
 T = TypeVar("T")
@@ -135,24 +133,19 @@ class Reviews:
 
         return caller_of(user, modality, still)
 
-    async def allow(self, caller: Caller, act: Act, namespace: str, name: str) -> None:
+    async def allow(self, caller: Caller, right: Right, namespace: str, name: str) -> None:
         """Forbidden, in words that do not depend on whether there is such a session."""
-        if not await self.allowed(caller, act, namespace, name):
-            verb = "create" if act in _WRITES else "get"
-            raise Forbidden(
-                f"{caller.actor} may not {verb} sessions/{act} of {namespace}/{name or '*'}",
-                f"somebody who may grants the verb {verb} on sessions/{act} in the API group"
-                f" {GROUP}, as the chart's ClusterRoles holdfast-observer and holdfast-user do",
-            )
+        if not await self.allowed(caller, right, namespace, name):
+            raise Forbidden(*missing(str(caller.actor), right, namespace, name))
 
-    async def allowed(self, caller: Caller, act: Act, namespace: str, name: str) -> bool:
+    async def allowed(self, caller: Caller, right: Right, namespace: str, name: str) -> bool:
         async def ask() -> bool:
-            body = {"spec": question(caller, act, namespace, name)}
+            body = {"spec": question(caller, right, namespace, name)}
             status = (await self._api.create(ACCESS, "", body)).get("status") or {}
             return bool(status.get("allowed")) and not status.get("denied")
 
-        who = (caller.actor, caller.uid, caller.groups, caller.extra)
-        return await self._access.get((who, act, namespace, name), ask)
+        who = (caller.actor, caller.groups, caller.extra)
+        return await self._access.get((who, right, namespace, name), ask)
 
 
 def caller_of(
@@ -160,30 +153,29 @@ def caller_of(
 ) -> Caller:
     extra = user.get("extra") or {}
     return Caller(
-        Actor(str(user["username"])),
+        actor_of(str(user["username"]), str(user.get("uid") or "")),
         modality,
-        uid=str(user.get("uid") or ""),
         groups=tuple(user.get("groups") or ()),
         extra=tuple(sorted((key, tuple(values)) for key, values in extra.items())),
         still=still,
     )
 
 
-def question(caller: Caller, act: Act, namespace: str, name: str) -> dict[str, Any]:
+def question(caller: Caller, right: Right, namespace: str, name: str) -> dict[str, Any]:
     """As the API server itself asks of the same request through the aggregation layer."""
     asked = {
         "group": GROUP,
         "version": "v1alpha1",
-        "resource": "sessions",
-        "subresource": act.value,
+        "resource": RESOURCE,
+        "subresource": right.value,
         "namespace": namespace,
-        "verb": "create" if act in _WRITES else "get",
+        "verb": right.verb,
     }
     if name:
         asked["name"] = name
     return {
-        "user": caller.actor,
-        "uid": caller.uid,
+        "user": caller.actor.name,
+        "uid": caller.actor.uid,
         "groups": list(caller.groups),
         "extra": {key: list(values) for key, values in caller.extra},
         "resourceAttributes": asked,

@@ -15,6 +15,7 @@ from aiohttp import web
 from holdfast_gateway.auth import Caller
 from holdfast_gateway.backend import REQUEST_SECONDS, Backend
 from holdfast_gateway.fields import Field, Given, Schema
+from holdfast_wire.rights import Right, path_of, right_of_request
 
 API: Final = "/api/v1"
 ONE: Final = f"{API}/sessions/{{name}}"
@@ -65,6 +66,9 @@ class Route:
     path: str
     """Absolute; or below that of one session, and then without a slash at its beginning."""
     name: str
+    asks: str
+    """The kind of what it asks of a session, by which the table of rights has its right; empty if
+    it is about no session."""
     says: str
     handler: Handler
     answers: Mapping[str, Schema]
@@ -75,8 +79,16 @@ class Route:
     upgrades: bool = False
     """To a WebSocket, if asked."""
 
-    def at(self, one: str) -> str:
-        return self.path if self.path.startswith("/") else f"{one}/{self.path}".rstrip("/")
+    @property
+    def right(self) -> Right | None:
+        return right_of_request(self.asks) if self.asks else None
+
+    def at(self, one: str, by_right: bool = False) -> str:
+        """`by_right`: as the API server wants it, which asks for the right that the path names."""
+        if self.path.startswith("/"):
+            return self.path
+        below = path_of(self.right, self.path) if by_right and self.right else self.path
+        return f"{one}/{below}".rstrip("/")
 
 
 def answer(body: dict[str, Any], status: int = 200) -> web.Response:

@@ -99,6 +99,20 @@ COMPONENTS: Final[dict[str, Schema]] = {
             "namespace": TEXT,
             "phase": TEXT,
             "epoch": maybe(COUNT),
+            "suspended": thing(
+                {
+                    "wakes": {
+                        "type": "string",
+                        "enum": ["asked", "needed", "coming"],
+                        "description": "`asked`: a person suspended it, and it goes on when"
+                        " somebody asks for it. `needed`: nobody used it, and it goes on when"
+                        " somebody does. `coming`: it is about to.",
+                    },
+                    "since": TEXT,
+                    "may": {**FLAG, "description": "Whether you have the right to wake it."},
+                },
+                says="Of a suspended one.",
+            ),
             "node": maybe(TEXT),
             "command": maybe(every(TEXT)),
             "created": maybe(TIME),
@@ -113,8 +127,9 @@ COMPONENTS: Final[dict[str, Schema]] = {
             "lead": maybe(TEXT),
             "exit": maybe(_EXIT),
         },
-        *("namespace", "phase", "epoch", "node", "command", "created", "idle_seconds", "pid"),
-        *("seq", "oldest", "columns", "rows", "title", "holder", "lead", "exit"),
+        *("namespace", "phase", "epoch", "suspended", "node", "command", "created"),
+        *("idle_seconds", "pid", "seq", "oldest", "columns", "rows", "title"),
+        *("holder", "lead", "exit"),
     ),
     "Screen": thing(
         {

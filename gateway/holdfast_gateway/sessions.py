@@ -14,19 +14,16 @@ from holdfast_gateway.backend import (
     CONNECT_SECONDS,
     READ_AHEAD,
     REQUEST_SECONDS,
-    Act,
     Link,
     Reader,
 )
 from holdfast_gateway.folders import Folder
-from holdfast_wire.errors import Ended, HoldfastError, Internal, Unavailable
+from holdfast_wire.errors import Ended, HoldfastError, Internal, Unavailable, Unsupported
 from holdfast_wire.frames import Control, Decoder, Error, encode
+from holdfast_wire.rights import REQUESTS, Right
 
 _RETRY_SECONDS: Final = 0.05
 REQUEST_ID: Final = 1
-_READING: Final = frozenset(
-    ("info", "screen", "state", "graph", "journal", "ping", "job_list", "job_get", "job_output")
-)
 
 
 class Sessions:
@@ -38,7 +35,11 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def connect(
-        self, name: str, caller: Caller, patience: float = CONNECT_SECONDS
+        self,
+        name: str,
+        caller: Caller,
+        patience: float = CONNECT_SECONDS,
+        right: Right = Right.OBSERVE,
     ) -> AsyncIterator[Link]:
         folder = folders.find(self._state, name)
         reader, writer = await self._open(folder, patience)
@@ -103,6 +104,14 @@ class Sessions:
         found = list(folders.every(self._state))
         return await asyncio.gather(*(self.describe(folder.name, caller) for folder in found))
 
+    async def wake(self, name: str, caller: Caller) -> dict[str, Any]:
+        folder = folders.find(self._state, name)
+        if folder.hold_accepts() or folder.exit() is not None:
+            return await self.describe(name, caller)
+        raise Unsupported(
+            "this gateway does not wake sessions of this machine", f"use: holdfast wake {name}"
+        )
+
     async def describe(self, name: str, caller: Caller) -> dict[str, Any]:
         folder = folders.find(self._state, name)
         try:
@@ -111,7 +120,7 @@ class Sessions:
             return _from_files(folder)
 
 
-async def _allowed(_: Act) -> None:
+async def _allowed(_: Right) -> None:
     """The token was right."""
 
 
@@ -129,7 +138,7 @@ def silent(name: str) -> Unavailable:
 
 
 def repeatable(body: dict[str, Any]) -> bool:
-    return "key" in body or body["kind"] in _READING
+    return "key" in body or REQUESTS.get(body["kind"]) is Right.OBSERVE
 
 
 async def _answer(reader: Reader) -> dict[str, Any]:

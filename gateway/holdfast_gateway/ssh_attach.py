@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 from holdfast_gateway.auth import Caller
-from holdfast_gateway.backend import READ_AHEAD, Act, Backend, Link
+from holdfast_gateway.backend import READ_AHEAD, Backend, Link
 from holdfast_gateway.relay import vouched
 from holdfast_wire.attach_core import (
     Action,
@@ -31,6 +31,7 @@ from holdfast_wire.attach_core import (
 )
 from holdfast_wire.errors import Ended, Forbidden, HoldfastError, Internal, Retry
 from holdfast_wire.frames import Decoder, encode
+from holdfast_wire.rights import Right
 
 # What was typed just before the end still goes out, if the session takes it.
 _FLUSH_SECONDS: Final = 1.0
@@ -42,7 +43,7 @@ async def may_type(backend: Backend, name: str, caller: Caller) -> bool:
     """Whether he writes or only observes. Raises what keeps him from the session altogether."""
     async with backend.connect(name, caller) as link:
         try:
-            await link.allow(Act.INPUT)
+            await link.allow(Right.TYPE)
         except Forbidden:
             return False
     return True
@@ -144,7 +145,7 @@ class Attachment:
             try:
                 async with self._backend.connect(self._name, self._caller) as link:
                     if not self._view:
-                        await link.allow(Act.INPUT)
+                        await link.allow(Right.TYPE)
                     if not await self._stream(link):
                         continue
                 self._perform(self._core.lost(self._loop.time()))

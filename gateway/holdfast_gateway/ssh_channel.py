@@ -3,6 +3,7 @@
     ssh -t NAME@gateway           a shell, with a terminal: attached to the session
     ssh NAME@gateway -- COMMAND   the session's shell runs it: its output, its status
     ssh -s NAME@gateway state     what is known of the session, as JSON
+    ssh -s NAME@gateway wake      lets it go on, if it is suspended
 
 Invariant: of what a client says only two things reach a session: the bytes he types, and the one
 COMMAND string, as a request's field. Names are checked to be DNS labels; the terminal's type, the
@@ -43,8 +44,16 @@ DETACH_KEYS: Final = parse_detach_keys("ctrl-\\,d")
 # What a sidecar allows at most. Somebody who goes does not wait any longer either.
 EXEC_SECONDS: Final = 86400.0
 _EXEC_MARGIN_SECONDS: Final = 5.0
-# What may be asked for by 'ssh -s'. Nothing that acts: RBAC would allow it, but nobody expects it.
+# What may be asked for by 'ssh -s'. Only `wake` acts.
 OBSERVED: Final = ("info", "state", "screen", "graph", "journal")
+WAKE: Final = "wake"
+# Each way to ask, with what it asks of the session.
+COMMANDS: Final = {
+    **{kind: kind for kind in OBSERVED},
+    WAKE: WAKE,
+    "shell": "stream",
+    "exec": "exec",
+}
 # Longer, and somebody may think that nothing happens.
 _QUIET_SECONDS: Final = 1.5
 _NO_WINDOW: Final = (80, 24)
@@ -113,7 +122,7 @@ class Channel(asyncssh.SSHServerSession[bytes]):
 
     def subsystem_requested(self, subsystem: str) -> bool:
         self._asked = "observe", subsystem
-        return subsystem in OBSERVED
+        return subsystem in (*OBSERVED, WAKE)
 
     def session_started(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -171,7 +180,7 @@ class Channel(asyncssh.SSHServerSession[bytes]):
         except HoldfastError as error:
             code = self._refused(error)
         except Exception as error:
-            log.fault("ssh_failed", error, actor=self._caller.actor)
+            log.fault("ssh_failed", error, **self._caller.actor.to_json())
             code = self._refused(Internal("the gateway failed", "its log has the reason"))
         self._end(code)
 
@@ -191,7 +200,9 @@ class Channel(asyncssh.SSHServerSession[bytes]):
         return await self._attach(name, self._size)
 
     async def _observe(self, name: str, kind: str) -> int:
-        if kind == "info":
+        if kind == WAKE:
+            told = await self._backend.wake(name, self._caller)
+        elif kind == "info":
             told = await self._backend.describe(name, self._caller)
         else:
             told = await self._backend.request(name, {"kind": kind}, self._caller)

@@ -4,8 +4,9 @@
     cert-authority,principals="ana",user="ana@example.com" ssh-ed25519 AAAA… our CA
     cert-authority,principals="*@example.com",user="%p",groups="staff" ssh-ed25519 AAAA… our CA
 
-Invariant: a line that is not understood whole maps nobody. An option we do not know may have been
-meant to forbid something, so it is not skipped: the line is.
+Invariants: nobody is one of Kubernetes' own users or in one of its groups (`system:…`), but for the
+group of everybody who was authenticated. A line that is not understood whole maps nobody: an option
+we do not know may have been meant to forbid something, so it is not skipped, the line is.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _KEY: Final = re.compile(r"(?:^|[ \t])((?:ssh|sk-ssh|ecdsa|sk-ecdsa)-[\w.@-]+[ \
 _PRINCIPAL: Final = "%p"
 # What Kubernetes lets somebody be called is wide; a control character is never part of it.
 _NAME: Final = re.compile(r"[^\x00-\x20\x7f-\x9f\"\\]{1,253}")
-# Of everybody whom an API server has authenticated, so that RBAC says the same of him here.
+RESERVED: Final = "system:"
+# Of everybody whom an API server has authenticated, so that RBAC says the same of them here.
 _AUTHENTICATED: Final = "system:authenticated"
 _MAX_FILE: Final = 1 << 20
 _MAX_FILES: Final = 100
@@ -74,10 +76,14 @@ class Line:
             if matched is None:
                 return None
             user = user.replace(_PRINCIPAL, matched)
-        if not _NAME.fullmatch(user):
+        if not _NAME.fullmatch(user) or _reserved(user):
             return None
         said = tuple(principals) if principals is not None else None
         return Identity(user, (*self.groups, _AUTHENTICATED), key.get_fingerprint(), said)
+
+
+def _reserved(name: str) -> bool:
+    return name.lower().startswith(RESERVED)
 
 
 def _within(address: str, networks: tuple[Network, ...]) -> bool:
@@ -119,6 +125,8 @@ def _line(line: str, owner: str) -> Line:
     groups = _several(options.get("groups", ""))
     if not all(_NAME.fullmatch(group) for group in groups):
         raise ValueError("one of its groups cannot be a name")
+    if any(_reserved(name) for name in (user, *groups)):
+        raise ValueError(f"names that begin with {RESERVED!r} are Kubernetes' own")
     networks = tuple(ipaddress.ip_network(one) for one in _several(options.get("from", "")))
     if "cert-authority" not in options:
         if "principals" in options or _PRINCIPAL in user:

@@ -78,6 +78,7 @@ ROUTES = (
         "GET",
         "stream",
         "stream",
+        "stream",
         "The session live: a snapshot, then its output at exact positions, and its news.",
         _stream,
         {events.MEDIA: {"type": "string"}},

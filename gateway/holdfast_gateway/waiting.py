@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from holdfast_gateway.auth import Caller
-from holdfast_gateway.backend import REQUEST_SECONDS, Act, Backend
+from holdfast_gateway.backend import REQUEST_SECONDS, Backend
 from holdfast_gateway.guard import while_allowed
 from holdfast_wire.errors import Busy, Ended, Retry, StillRunning
+from holdfast_wire.rights import Right
 
 _LOOK_SECONDS: Final = 0.25
 # The sidecar keeps the command's own time limit; we only outwait it.
@@ -55,7 +56,7 @@ class Session:
         async def work() -> tuple[bool, State]:
             return await self.until(done, seconds, text)
 
-        return await while_allowed(self.sessions, self.name, self.caller, Act.STREAM, work)
+        return await while_allowed(self.sessions, self.name, self.caller, Right.OBSERVE, work)
 
     async def until(
         self, done: Callable[[State], bool], seconds: float, text: str = ""
@@ -81,7 +82,7 @@ class Session:
         async def work() -> State:
             return await self._run(command, seconds, prompt_seconds, key)
 
-        return await while_allowed(self.sessions, self.name, self.caller, Act.INPUT, work)
+        return await while_allowed(self.sessions, self.name, self.caller, Right.RUN, work)
 
     async def _run(self, command: str, seconds: float, prompt_seconds: float, key: str) -> State:
         loop = asyncio.get_running_loop()

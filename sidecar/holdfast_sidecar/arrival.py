@@ -268,7 +268,7 @@ def settle_in(sidecar: Sidecar, came: Came) -> None:
     if what is None:  # to go on after a rest is news; who looks for idle sessions begins anew
         session.last_active = min(session.last_active, told.active)
     if told.holder is not None and not (what is not None and what.why is Why.FORK):
-        session.reserve_turn(Actor(told.holder), told.holder_attached)
+        session.reserve_turn(Actor(told.holder, told.holder_uid), told.holder_attached)
     sealed.save(came.folder, sealed.arrived(told))
 
 

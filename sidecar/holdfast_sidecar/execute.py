@@ -75,7 +75,8 @@ class Commands:
                 raise Busy(f"the shell is not at its prompt. {seen.sentence}", "wait for it")
             job = os.urandom(6).hex()
             text = shell.script(job, command, f"{actor} ({modality})", seen.name or "")
-            self._session.journal.add("exec", actor=actor, modality=modality, command=command)
+            by = actor.to_json()
+            self._session.journal.add("exec", **by, modality=modality, command=command)
             with self._session.exec_folder.script(job, text) as path:
                 start = self._session.ring.head
                 order = await self._type(actor, modality, key, shell.typed(str(path)))

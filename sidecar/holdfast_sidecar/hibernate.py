@@ -77,7 +77,7 @@ class Hibernation:
         for local, remote in sealed.cut(self._folder):
             self._session.journal.add("cut", local=local, remote=remote)
         if told.holder is not None:
-            self._session.reserve_turn(Actor(told.holder), told.holder_attached)
+            self._session.reserve_turn(Actor(told.holder, told.holder_uid), told.holder_attached)
         sealed.save(self._folder, sealed.arrived(told))
         log(f"woken at seq {told.seq}")
 

@@ -44,6 +44,11 @@ def without_replies(data: bytes) -> bytes:
     return data[start:end]
 
 
+def _as_it_was(name: str) -> str:
+    """As earlier versions cut names. Only to find what they remembered."""
+    return "".join(c for c in name if c.isprintable())[:64]
+
+
 def is_focus_report(data: bytes) -> bool:
     """Whether it only says that a window was looked at, or no more."""
     return _FOCUS.fullmatch(data) is not None
@@ -53,6 +58,8 @@ class Inputs:
     def __init__(self) -> None:
         self.last = 0
         self._keys: OrderedDict[tuple[Actor, bytes], int] = OrderedDict()
+        # Of actors whose names an earlier version cut, and whose UIDs it did not know.
+        self._named: OrderedDict[tuple[str, bytes], int] = OrderedDict()
 
     def restore(self, order: int, actor: Actor, key: bytes) -> None:
         """An input that an earlier sidecar of this session wrote."""
@@ -60,13 +67,25 @@ class Inputs:
         if key:
             self._remember(actor, key, order)
 
+    def restore_named(self, order: int, name: str, key: bytes) -> None:
+        """The same, of a sidecar of an earlier version."""
+        self.last = max(self.last, order)
+        if key:
+            self._named[name, key] = order
+            while len(self._named) > REMEMBERED:
+                self._named.popitem(last=False)
+
     def forget_keys(self) -> None:
         """What was typed so far was typed into another session too, whose keys those are."""
         self._keys.clear()
+        self._named.clear()
 
     def seen(self, actor: Actor, key: bytes) -> int | None:
         """The number under which this key was already taken."""
-        return self._keys.get((actor, key)) if key else None
+        if not key:
+            return None
+        found = self._keys.get((actor, key))
+        return self._named.get((_as_it_was(actor.name), key)) if found is None else found
 
     def take(self, actor: Actor, key: bytes) -> int:
         self.last += 1

@@ -16,6 +16,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast_wire.ids import Actor
+
 PREFIX: Final = "job-"
 KEPT: Final = 64  # jobs
 KEPT_BYTES: Final = 32 << 20  # of the output of those that are done, together
@@ -32,6 +34,7 @@ class State(StrEnum):
 class Job:
     id: str
     actor: str
+    """The name, whole."""
     modality: str
     key: str
     """As latin-1: any bytes."""
@@ -51,8 +54,13 @@ class Job:
     bytes: int = 0
     oldest: int = 0
     """The first byte of output that is still there."""
+    uid: str = ""
     complete: bool = False
     """Nobody can print any more."""
+
+    @property
+    def by(self) -> Actor:
+        return Actor(self.actor, self.uid)
 
     @property
     def title(self) -> str:
@@ -81,7 +89,7 @@ class Job:
         return {
             "id": self.id,
             "state": self.state.value,
-            "actor": self.actor,
+            **self.by.shown(),
             "modality": self.modality,
             "key": self.key or None,
             "command": self.command,

@@ -133,7 +133,7 @@ class Jobs:
         text = key.decode("latin-1")
         if not text:
             return None
-        return next((j for j in self._jobs.values() if (j.actor, j.key) == (actor, text)), None)
+        return next((j for j in self._jobs.values() if (j.by, j.key) == (actor, text)), None)
 
     def _check(self) -> None:
         if self._session.exit is not None:
@@ -163,7 +163,8 @@ class Jobs:
         file = self._files()
         job = Job(
             id=os.urandom(8).hex(),
-            actor=actor,
+            actor=actor.name,
+            uid=actor.uid,
             modality=modality,
             key=key.decode("latin-1"),
             argv=wanted.argv,
@@ -207,7 +208,7 @@ class Jobs:
                 raise Busy(f"job {job.id} is not running but {job.state}", "look at it again")
             file = self._files()
             file.signal(index, number)
-            self._journal("job_signal", job, by=asker, signal=number)
+            self._journal("job_signal", job, by=asker.name, by_uid=asker.uid, signal=number)
             await self.nudge()
             for _ in range(_SIGNAL_LOOKS):  # the next one must not take its place
                 if (slot := file.slot(index)).signals == slot.signalled:
@@ -299,7 +300,7 @@ class Jobs:
         self._tell(job)
         if job.state is State.ENDED:
             self._journal("job_ended", job, code=job.code, signal=job.signal, error=job.error)
-            self._notice(f"{job.actor}: ", job.title, f" {job.how()}")
+            self._notice(f"{job.by}: ", job.title, f" {job.how()}")
             self._keep(job)  # told once, though its output may go on
 
     def _take(self, job: Job, index: int) -> None:
@@ -328,7 +329,7 @@ class Jobs:
             self._keep(job)
 
     def _journal(self, kind: str, job: Job, **fields: Any) -> None:
-        facts = {"job": job.id, "actor": job.actor, "modality": job.modality, **fields}
+        facts = {"job": job.id, **job.by.to_json(), "modality": job.modality, **fields}
         self._session.journal.add(kind, **facts)
 
     def _tell(self, job: Job) -> None:

@@ -21,6 +21,7 @@ typed; `load` puts it into another hold's.
 
 from __future__ import annotations
 
+import base64
 import os
 import struct
 from typing import Final, NamedTuple
@@ -31,7 +32,7 @@ from holdfast_wire.ids import Actor, ClientId
 _WORD: Final = struct.Struct("<Q")
 _SEALED_AT: Final = 8
 _SLOTS_AT: Final = 4096
-_SLOT: Final = 4096  # a key and names at their longest take a quarter
+_SLOT: Final = 4096  # a key and names at their longest take half
 SLOTS: Final = 64
 _DATA: Final = _SLOTS_AT + SLOTS * _SLOT
 # Emptied when it has grown to this and all of it is typed.
@@ -50,6 +51,8 @@ class Record(NamedTuple):
     client: ClientId | None
     modality: str
     key: bytes
+    whole: bool = True
+    """False: written by an earlier version, which cut the name and knew no UID."""
 
 
 def records(descriptor: int) -> list[Record]:
@@ -60,11 +63,17 @@ def records(descriptor: int) -> list[Record]:
 
 
 def _parsed(line: bytes) -> Record:
-    order, position, size, when, actor, client, modality, key = line.decode().split("\t")
+    order, position, size, when, actor, client, modality, key, *uid = line.decode().split("\t")
+    # Of before there were UIDs: without one, and its name is as it was cut.
+    who = Actor(_text(actor), _text(uid[0])) if uid else Actor(actor)
     return Record(
-        int(order), int(position), int(size), float(when), Actor(actor),
-        ClientId(client) if client else None, modality, bytes.fromhex(key),
+        int(order), int(position), int(size), float(when), who,
+        ClientId(client) if client else None, modality, bytes.fromhex(key), bool(uid),
     )  # fmt: skip
+
+
+def _text(encoded: str) -> str:
+    return base64.b64decode(encoded, validate=True).decode()
 
 
 def _word(descriptor: int, at: int) -> int:
@@ -125,8 +134,9 @@ class Outbox:
     def record(self, record: Record) -> None:
         """Says whose the last bytes put in are. One write with the line break last: whole or not at
         all. Names have no tabs and line breaks in them; the key may, and is in hex."""
-        order, position, size, when, actor, client, modality, key = record
-        whose = f"{actor}\t{client or ''}\t{modality}\t{key.hex()}"
+        order, position, size, when, actor, client, modality, key, _ = record
+        name, uid = (base64.b64encode(one.encode()).decode() for one in (actor.name, actor.uid))
+        whose = f"{name}\t{client or ''}\t{modality}\t{key.hex()}\t{uid}"
         line = f"{order}\t{position}\t{size}\t{when}\t{whose}\n"
         os.pwrite(self._file, line.encode(), _SLOTS_AT + order % SLOTS * _SLOT)
 

@@ -460,7 +460,7 @@ class PodSidecar:
             self._facts["activity"] = str((await requests.state())["activity"])
             self._facts["active"] = active.isoformat(timespec="seconds").replace("+00:00", "Z")
         self._facts["clients"] = str(len(session.turn.participants))
-        self._facts["turn"] = session.turn.holder or ""
+        self._facts["turn"] = str(session.turn.holder or "")
         self._facts["incomplete"] = str(self._sidecar.unstopped)
         if self._survey is not None and self._survey.note is not None:
             self._facts["blockers"] = self._survey.note

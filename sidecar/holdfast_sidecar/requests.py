@@ -21,13 +21,15 @@ from holdfast_sidecar.session import Session
 from holdfast_sidecar.state import Activity, Observation, observe, ports
 from holdfast_wire.errors import BadRequest, Busy, Ended, HoldfastError, TooLarge, Unavailable
 from holdfast_wire.frames import MAX_KEY, MAX_PAYLOAD
-from holdfast_wire.ids import Actor, ClientId
+from holdfast_wire.ids import Actor, ClientId, display
 
 Body = dict[str, Any]
 # Leaves room for the JSON around it in one frame.
 _MAX_TEXT: Final = MAX_PAYLOAD - (64 << 10)
 # Of the journal, as it lies in its files.
 _PAGE_BYTES: Final = MAX_PAYLOAD // 2
+# Of those who are here, in one frame, whatever they are called.
+_MOST_CLIENTS: Final = 400
 _MAX_GRACE: Final = 3600.0
 _GOES_ON: Final = "hold goes on trying; thaw, or end them from where they were started"
 FROZEN_IN_PART: Final = "The freeze is incomplete; these processes could not be stopped"
@@ -169,7 +171,7 @@ class Requests:
             "rows": rows,
             "title": session.title,
             "state": self._state_seen,
-            **session.turn.who(),
+            **session.turn.who(most=_MOST_CLIENTS),
         }
 
     async def _info(self, _asker: Asker, _body: Body) -> Body:
@@ -227,7 +229,7 @@ class Requests:
             after = int(number_of(body, "after", 0, 0, 2**53))
             page = await asyncio.to_thread(journal.page, after, limit, _PAGE_BYTES)
         head = {"count": page.head.count, "head": page.head.digest}
-        return {"records": page.records, "next": page.next, **head}
+        return {"records": [_shown(record) for record in page.records], "next": page.next, **head}
 
     async def _ping(self, _asker: Asker, _body: Body) -> Body:
         return {}
@@ -270,42 +272,47 @@ class Requests:
 
     async def _release(self, asker: Asker, body: Body) -> Body:
         to = text_of(body, "to", "")
-        self._session.release(*asker, Actor(to) if to else None)
+        uid = text_of(body, "to_uid") if "to_uid" in body else None
+        self._session.release(*asker, self._session.turn.named(to, uid) if to else None)
         return self._turn()
 
     def _turn(self) -> Body:
-        turn = self._session.turn
-        return {"holder": turn.holder, "lead": turn.lead, "asking": turn.asking}
+        return self._session.turn.facts()
 
     async def _freeze(self, asker: Asker, _body: Body) -> Body:
         try:
             result = await self._hold.freeze()
         except HoldError as error:
             if error.code == "incomplete":  # it is on all the same
-                self._session.journal.add("freeze", actor=asker.actor)
+                self._session.journal.add("freeze", **asker.actor.to_json())
                 raise Busy(f"{FROZEN_IN_PART}: {error.unstopped}", _GOES_ON) from error
             raise
-        self._session.journal.add("freeze", actor=asker.actor)
+        self._session.journal.add("freeze", **asker.actor.to_json())
         return {"frozen": True, "stopped": result.stopped, "refused": result.refused}
 
     async def _thaw(self, asker: Asker, _body: Body) -> Body:
         await self._hold.thaw()
-        self._session.journal.add("thaw", actor=asker.actor)
+        self._session.journal.add("thaw", **asker.actor.to_json())
         return {"frozen": False}
 
     async def _signal(self, asker: Asker, body: Body) -> Body:
         number = signal_of(body)
         await self._hold.signal(number)
-        self._session.journal.add("signal", actor=asker.actor, signal=number)
+        self._session.journal.add("signal", **asker.actor.to_json(), signal=number)
         return {}
 
     async def _end(self, asker: Asker, body: Body) -> Body:
         grace = number_of(body, "grace", 5.0, 0.0, _MAX_GRACE)
         if self._session.exit is not None:
             return {}
-        self._session.journal.add("end", actor=asker.actor)
+        self._session.journal.add("end", **asker.actor.to_json())
         await self._hold.end(grace)
         return {}
+
+
+def _shown(record: Body) -> Body:
+    name = record.get("actor")
+    return {**record, "shown": display(name)} if isinstance(name, str) else record
 
 
 def _last(text: str, limit: int) -> str:

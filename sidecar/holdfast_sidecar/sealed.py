@@ -35,13 +35,14 @@ class Sealed:
     created: float
     active: float
     holder: str | None
-    """Who has the turn."""
+    """Who has the turn: the name, whole."""
     holder_attached: bool
     fork: dict[str, Any] | None = None
     """Of which session it is one, and as of when."""
     journal_count: int | None = None
     journal_head: str | None = None
     """Where the journal's chain ended. None: sealed before it was one."""
+    holder_uid: str = ""
     arrived: bool = False
     """Set where it went, once it was served there."""
 
@@ -109,6 +110,7 @@ def load(folder: Path) -> Sealed:
             fork=body.get("fork") if isinstance(body.get("fork"), dict) else None,
             journal_count=_int_or_none(body.get("journal_count")),
             journal_head=None if body.get("journal_head") is None else str(body["journal_head"]),
+            holder_uid=str(body.get("holder_uid", "")),
             arrived=bool(body.get("arrived", False)),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:

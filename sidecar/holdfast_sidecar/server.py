@@ -36,13 +36,19 @@ from holdfast_wire.frames import (
     Input,
     Resize,
 )
-from holdfast_wire.ids import Actor, ClientId, terminal_size
+from holdfast_wire.ids import Actor, ClientId, actor_of, terminal_size
 
 _RECEIVE: Final = 64 << 10
 _MAX_CONNECTIONS: Final = 1024
 _MAX_REQUESTS: Final = 64  # at once, on one connection
 # Typed while the session is being moved; whoever types more is not read any further.
 _MAX_HELD: Final = 1 << 20
+
+
+def _actor(said: dict[str, Any], default: Actor) -> Actor:
+    """Who a client is by the word of somebody who may speak for others."""
+    name = said.get("actor")
+    return default if name in (None, "") else actor_of(name, said.get("uid", ""))
 
 
 def _short(value: object, default: str) -> str:
@@ -121,7 +127,7 @@ class Connection:
         columns, rows = terminal_size(columns, rows)
         mode = Mode.parse(body.get("mode", "write"))
         if self._trusted:
-            self._actor = Actor(_short(body.get("actor"), self._actor))
+            self._actor = _actor(body, self._actor)
         self._modality = _short(body.get("modality"), "socket")
         client = self._client = self._server.next_client()
         since = round(time.time(), 3)
@@ -204,7 +210,8 @@ class Connection:
 
     async def _answer(self, ref: int, body: dict[str, Any]) -> None:
         try:
-            result = await self._server.requests.answer(self._asker(body), body)
+            asker = self._asker(body)
+            result = await self._server.requests.answer(asker, body)
             self.outlet.send(Control({"kind": "answer", "id": ref, "result": result}))
         except HoldfastError as error:
             self.outlet.send(Error.of(error, ref))
@@ -212,8 +219,7 @@ class Connection:
     def _asker(self, body: dict[str, Any]) -> Asker:
         said = body.get("as")
         if self._client is None and self._trusted and isinstance(said, dict):
-            actor = Actor(_short(said.get("actor"), self._actor))
-            return Asker(actor, None, _short(said.get("modality"), "socket"))
+            return Asker(_actor(said, self._actor), None, _short(said.get("modality"), "socket"))
         return Asker(self._actor, self._client, self._modality)
 
     # -- ending -----------------------------------------------------------------------------------

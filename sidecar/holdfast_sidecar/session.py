@@ -107,7 +107,11 @@ class Session:
         """An input with a record has been typed or lies in the outbox: it is not taken again."""
         if record.get("kind") == "input":
             key = str(record.get("key", "")).encode("latin-1", "replace")
-            self.inputs.restore(int(record["order"]), Actor(str(record["actor"])), key)
+            name, uid = str(record["actor"]), record.get("uid")
+            if uid is None:  # by a sidecar that knew names alone, and cut them
+                self.inputs.restore_named(int(record["order"]), name, key)
+            else:
+                self.inputs.restore(int(record["order"]), Actor(name, str(uid)), key)
             self._position = max(self._position, int(record["position"]))
         elif record.get("kind") == "forked":
             self.inputs.forget_keys()
@@ -201,7 +205,7 @@ class Session:
     def join(self, participant: Participant) -> None:
         self.turn.join(participant)
         self.journal.add(
-            "join", actor=participant.actor, client=participant.client,
+            "join", **participant.actor.to_json(), client=participant.client,
             modality=participant.modality, mode=participant.mode.value,
         )  # fmt: skip
         self._fit()
@@ -240,12 +244,15 @@ class Session:
         self, actor: Actor, client: ClientId | None, modality: str, to: Actor | None
     ) -> None:
         self.turn.release(actor, to)
-        self._passed("release", actor, client, modality, to=self.turn.holder)
+        heir = self.turn.holder
+        to_whom = {"to": heir.name, "to_uid": heir.uid} if heir else {"to": None}
+        self._passed("release", actor, client, modality, **to_whom)
 
     def _passed(
         self, kind: str, actor: Actor, client: ClientId | None, modality: str, **more: Any
     ) -> None:
-        self.journal.add(kind, actor=actor, client=client, modality=modality, **more)
+        by = actor.to_json()
+        self.journal.add(kind, **by, client=client, modality=modality, **more)
         self._fit()
         self.tell_clients()
 
@@ -328,7 +335,8 @@ class Session:
         except Forbidden:
             if client is not None and client not in self._tried:
                 self._tried.add(client)
-                self.journal.add("refused", actor=actor, client=client, modality=modality)
+                by = actor.to_json()
+                self.journal.add("refused", **by, client=client, modality=modality)
             raise
 
     def _whole(self, actor: Actor, client: ClientId | None, data: bytes) -> bytes:
@@ -352,9 +360,10 @@ class Session:
             self._journal_soon.cancel()
             self._journal_soon = None
         while self._unjournaled:
-            order, position, size, when, actor, client, modality, key = self._unjournaled[0]
+            order, position, size, when, actor, client, modality, key, whole = self._unjournaled[0]
+            by = actor.to_json() if whole else {"actor": actor.name}
             self.journal.add(
-                "input", time=when, order=order, actor=actor, client=client, modality=modality,
+                "input", time=when, order=order, **by, client=client, modality=modality,
                 bytes=size, position=position, key=key.decode("latin-1"),
             )  # fmt: skip
             self._unjournaled.popleft()  # not before: where the disk is full it is tried again

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from holdfast_wire.errors import BadRequest, Busy, Forbidden, NoTurn
-from holdfast_wire.ids import Actor, ClientId
+from holdfast_wire.ids import Actor, ClientId, display
 
 # Who asks without being attached cannot be seen to leave.
 _MOST_ASKING: Final = 16
@@ -61,7 +61,7 @@ class Turn:
         told = [
             {
                 "client": p.client,
-                "actor": p.actor,
+                **p.actor.shown(),
                 "modality": p.modality,
                 "mode": p.mode.value,
                 "lead": p.client == self.lead,
@@ -73,8 +73,26 @@ class Turn:
         ]
         more = len(here) - len(told)
         others = {"more": more} if more else {}
-        facts = {"holder": self.holder, "lead": self.lead, "asking": self.asking}
-        return {"clients": told, **others, **facts}
+        return {"clients": told, **others, **self.facts()}
+
+    def facts(self) -> dict[str, Any]:
+        """Whose it is, and who would like to have it."""
+        holder = self.holder
+        return {
+            "holder": holder.name if holder else None,
+            "holder_uid": holder.uid if holder else "",
+            "holder_shown": str(holder) if holder else "",
+            "lead": self.lead,
+            "asking": [actor.shown() for actor in self.asking],
+        }
+
+    def named(self, name: str, uid: str | None) -> Actor:
+        """Who is meant, of those who ask or write; without a UID the only one of that name."""
+        here = dict.fromkeys([*self.asking, *(p.actor for p in self._writers())])
+        found = [one for one in here if one.name == name and uid in (None, one.uid)]
+        if len(found) > 1:
+            raise BadRequest(f"there are {len(found)} called {display(name)}", "say 'to_uid' too")
+        return found[0] if found else Actor(name, uid or "")
 
     @property
     def participants(self) -> list[Participant]:

@@ -111,6 +111,7 @@ def test_what_is_installed(render: Render) -> None:
         ("ClusterRole", "holdfast-nodes"),
         ("ClusterRole", "holdfast-observer"),
         ("ClusterRole", "holdfast-user"),
+        ("ClusterRole", "holdfast-view"),
         ("ClusterRoleBinding", "holdfast"),
         ("ClusterRoleBinding", "holdfast-gateway"),
         ("ClusterRoleBinding", "holdfast-gateway-reviews"),

@@ -22,6 +22,7 @@ from holdfast_kube.client import (
 from holdfast_operator import objects
 from holdfast_operator.leader import NAME
 from holdfast_operator.model import Session
+from holdfast_wire.rights import Right
 from operator_kit import KEY, Trips, World, session_object
 
 Render = Callable[..., list[dict[str, Any]]]
@@ -30,13 +31,14 @@ Rule = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 READ = ("get", "list", "watch")
 
 # Through the API server, which asks RBAC of the path itself.
-OBSERVED = tuple(
-    f"sessions{part}"
-    for part in ("", "/stream", "/screen", "/state", "/graph", "/journal", "/jobs")
-)
-OBSERVE = (("subresources.holdfast.dev",), OBSERVED, ("get",), ())
-WRITTEN = tuple(f"sessions/{part}" for part in ("input", "exec", "jobs", "end"))
-WRITE = (("subresources.holdfast.dev",), WRITTEN, ("create",), ())
+GROUPS = ("subresources.holdfast.dev",)
+OBSERVE = (GROUPS, (Right.OBSERVE.subresource,), ("get",), ())
+
+
+def needing(*rights: Right) -> Rule:
+    assert {right.verb for right in rights} == {"create"}
+    return GROUPS, tuple(right.subresource for right in rights), ("create",), ()
+
 
 RULES: dict[str, list[Rule]] = {
     "holdfast": [
@@ -83,17 +85,23 @@ RULES: dict[str, list[Rule]] = {
         (("holdfast.dev",), ("sessions",), (*READ, "create", "update", "patch", "delete"), ()),
         (("holdfast.dev",), ("checkpoints",), READ, ()),
         OBSERVE,
-        WRITE,
+        needing(Right.INTERRUPT, Right.RUN, Right.TYPE, Right.WAKE),
     ],
     "holdfast-moderator": [
         (
             ("holdfast.dev",),
-            ("sessions", "checkpoints"),
+            ("sessions",),
             (*READ, "create", "update", "patch", "delete", "deletecollection"),
             (),
         ),
+        # A Checkpoint is an order to the agents: only the operator writes one (attack 37, 30).
+        (("holdfast.dev",), ("checkpoints",), (*READ, "delete", "deletecollection"), ()),
         OBSERVE,
-        WRITE,
+        needing(*(right for right in Right if right is not Right.OBSERVE)),
+    ],
+    # Attack 37: what Kubernetes' own `view` gets has no terminal in it.
+    "holdfast-view": [
+        (("holdfast.dev",), ("sessions", "checkpoints"), READ, ()),
     ],
 }
 
@@ -252,7 +260,7 @@ def test_bindings_for_some_namespaces(render: Render) -> None:
 
 @pytest.mark.parametrize(
     ("name", "builtin"),
-    [("observer", "view"), ("user", "edit"), ("moderator", "admin")],
+    [("user", "edit"), ("moderator", "admin")],
 )
 def test_people_get_them_with_the_clusters_own_roles(
     render: Render, name: str, builtin: str
@@ -263,6 +271,15 @@ def test_people_get_them_with_the_clusters_own_roles(
     assert on[label] == "true"
     assert [key for key in on if "aggregate" in key] == [label]
     assert not [key for key in off if "aggregate" in key]
+
+
+def test_view_gets_no_terminal(render: Render) -> None:
+    """Attack 37."""
+    label = "rbac.authorization.k8s.io/aggregate-to-view"
+    given = [role for role in roles(render()).values() if label in role["metadata"]["labels"]]
+    assert [role["metadata"]["name"] for role in given] == ["holdfast-view"]
+    assert "aggregate" not in str(roles(render())["holdfast-observer"]["metadata"]["labels"])
+    assert "holdfast-view" not in roles(render(rbac={"aggregate": False}))
 
 
 def test_roles_for_people_can_be_left_out(render: Render) -> None:

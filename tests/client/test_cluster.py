@@ -12,6 +12,7 @@ import pytest
 
 from client_kit import Home, Screen, eventually
 from holdfast.connection import Connection, open_socket
+from holdfast_wire.ids import Actor
 
 from .fake_cluster import FakeCluster
 
@@ -29,7 +30,7 @@ def shell(home: Home) -> Iterator[str]:
 def build(cluster: FakeCluster, shell: str, home: Home) -> str:
     """A session that runs in pod build-1; the turn is the cluster user's."""
     path = home.folder(shell).sidecar_socket
-    with Connection(open_socket(path), "test", "ana@x") as session:
+    with Connection(open_socket(path), "test", Actor("ana@x")) as session:
         session.request("take")
     cluster.session("build", phase="Running", podName="build-1", epoch=1)
     cluster.pod("build-1", shell)

@@ -27,9 +27,10 @@ from holdfast.connection import Connection, open_socket
 from holdfast.kubeconfig import choose
 from holdfast.remote import AGGREGATED, Remote, TunnelLink
 from holdfast_gateway import streaming
-from holdfast_gateway.backend import Act
 from holdfast_wire.errors import Unavailable
 from holdfast_wire.frames import Attach, Control, Decoder, encode
+from holdfast_wire.ids import Actor
+from holdfast_wire.rights import Right
 
 DETACH = b"\x1cd"
 
@@ -45,7 +46,8 @@ def shell(home: Home) -> Iterator[str]:
 def front(home: Home, shell: str, tmp_path: Path) -> Iterator[Front]:
     made = Front(tmp_path, home.state)
     made.session("work", phase="Running", epoch=1, podName="work-1")
-    with Connection(open_socket(home.folder(shell).sidecar_socket), "test", "ana") as session:
+    connected = open_socket(home.folder(shell).sidecar_socket)
+    with Connection(connected, "test", Actor("ana")) as session:
         session.request("take")
     yield made
     made.close()
@@ -76,16 +78,17 @@ def test_reading_and_writing(front: Front, run: Run) -> None:
     done = run("logs", "work", "-o", "yaml", "--limit", "2")
     assert "actor: ana" in done.stdout
     assert "modality: kubectl" in done.stdout
-    where = "/apis/subresources.holdfast.dev/v1alpha1/namespaces/team/sessions/work/stream"
+    where = "/apis/subresources.holdfast.dev/v1alpha1/namespaces/team/sessions/work/observe/stream"
     assert ("GET", where) in front.asked
     assert run("end", "work", "--no-wait").stdout == "work is ending\n"
     assert front.patches == [("work", {"spec": {"ended": True}})]
 
 
 def test_the_same_errors(front: Front, run: Run) -> None:
-    front.rights["ana"] = EVERYTHING - {Act.GRAPH}
+    front.rights["ana"] = EVERYTHING - {Right.OBSERVE}
     done = run("graph", "work")
-    assert (done.returncode, "ana may not graph" in done.stderr) == (77, True)
+    assert (done.returncode, "ana may not" in done.stderr) == (77, True)
+    front.rights["ana"] = EVERYTHING
     done = run("screen", "wrok")
     assert (done.returncode, "did you mean" in done.stderr.lower()) == (66, True), done.stderr
     front.rights["ana"] = frozenset()
@@ -123,7 +126,7 @@ def test_end_by_the_subresource(front: Front, run: Run, home: Home) -> None:
     assert run("end", "brief", "--no-wait").stdout == "brief is ending\n"
     assert front.patches == []
     eventually(home.folder("brief").exit.exists, "its end")
-    front.rights["ana"] = EVERYTHING - {"patch", Act.END}
+    front.rights["ana"] = EVERYTHING - {"patch", Right.MODERATE}
     assert run("end", "work", "--no-wait").returncode == 77
 
 
@@ -242,9 +245,9 @@ def test_attach_is_cut_when_a_right_is_taken(front: Front, screen: Callable[...,
 
 
 def test_a_viewer_needs_no_right_to_write(front: Front, screen: Callable[..., Screen]) -> None:
-    front.rights["ana"] = frozenset((Act.STREAM,))
+    front.rights["ana"] = frozenset((Right.OBSERVE,))
     client = attached(screen, front)
-    client.expect(rb"ana may not input")
+    client.expect(rb"ana may not type")
     assert client.wait() == 77
     client = attached(screen, front, "--view")
     client.expect(rb"ready> ")
@@ -312,7 +315,7 @@ async def test_a_client_that_vanished_without_a_word_is_gone(
 ) -> None:
     """Half-open: it is there no more, and nothing said so. Others are not bothered."""
     monkeypatch.setattr(streaming, "_HEARTBEAT_SECONDS", 0.2)
-    url = f"https://127.0.0.1:{front.port}{AGGREGATED}/namespaces/team/sessions/work/stream"
+    url = f"https://127.0.0.1:{front.port}{AGGREGATED}/namespaces/team/sessions/work/observe/stream"
     trust = ssl.create_default_context(cafile=str(front.authority.certificate))
     headers = {"Authorization": "Bearer ana-token"}
 

@@ -21,6 +21,7 @@ from front_kit import Front
 from holdfast import sdk
 from holdfast.connection import Connection, open_socket
 from holdfast.supervisor import Supervisor
+from holdfast_wire.ids import Actor
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "sdk.md").read_text()
@@ -101,7 +102,7 @@ async def test_the_turn(build: str, home: Home) -> None:
     path = home.folder(build).sidecar_socket
     async with holdfast.connect(build) as session:
         me = await session.take()
-        with Connection(open_socket(path), "test", "bob") as other:
+        with Connection(open_socket(path), "test", Actor("bob")) as other:
             other.request("take")
             with pytest.raises(holdfast.NoTurn, match="bob holds the turn"):
                 await session.send("x")
@@ -110,7 +111,8 @@ async def test_the_turn(build: str, home: Home) -> None:
             assert await session.ask() == "bob"
             assert other.request("release", to=me)["holder"] == me
             other.request("take")
-            assert other.request("release") == {"holder": None, "lead": None, "asking": []}
+            given = other.request("release")
+            assert (given["holder"], given["lead"], given["asking"]) == (None, None, [])
         assert await session.take() == me
 
 
@@ -183,7 +185,7 @@ async def _next(stream: AsyncIterator[sdk.Item]) -> sdk.Item:
 
 
 async def test_through_a_cluster(build: str, home: Home, tmp_path: Path) -> None:
-    with Connection(open_socket(home.folder(build).sidecar_socket), "test", "ana") as other:
+    with Connection(open_socket(home.folder(build).sidecar_socket), "test", Actor("ana")) as other:
         other.request("take")
     front = await asyncio.to_thread(Front, tmp_path, home.state)
     try:

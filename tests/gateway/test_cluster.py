@@ -13,7 +13,6 @@ import pytest
 from cluster_kit import POD, POD_UID, FakeApi, answering, lease, session, sessions_of
 from holdfast_gateway import cluster, reviews
 from holdfast_gateway.auth import Caller, Modality
-from holdfast_gateway.backend import Act
 from holdfast_gateway.cluster import ClusterSessions, Verifier
 from holdfast_gateway.reviews import Reviews
 from holdfast_gateway.uplinks import Uplinks
@@ -24,11 +23,13 @@ from holdfast_wire.errors import (
     Forbidden,
     HoldfastError,
     NotFound,
+    Suspended,
     Unauthenticated,
     Unavailable,
     Unsupported,
 )
 from holdfast_wire.ids import Actor
+from holdfast_wire.rights import Right
 from uplink_kit import authority, dialling, until
 
 SIDECAR = "system:serviceaccount:ns:holdfast-it"
@@ -112,10 +113,12 @@ async def reached(api: FakeApi, tmp_path: Path) -> AsyncIterator[Reached]:
 
 
 async def test_asked_as_who_he_is(reached: Reached, api: FakeApi) -> None:
-    api.allow("ada", Act.STREAM, Act.INPUT)
+    api.allow("ada", Right.OBSERVE, Right.TYPE)
     assert await reached.backend.request("it", {"kind": "screen"}, ADA) == {"text": "hello"}
     assert await reached.backend.request("ns/it", {"kind": "send"}, ADA) == {"order": 1}
-    assert [one["as"] for one in reached.heard] == [{"actor": "ada", "modality": "http"}] * 2
+    assert [one["as"] for one in reached.heard] == [
+        {"actor": "ada", "uid": "", "modality": "http"}
+    ] * 2
     asked = [spec for kind, spec in api.asked if kind == "subjectaccessreviews"]
     assert [one["resourceAttributes"] for one in asked] == [
         {
@@ -127,14 +130,14 @@ async def test_asked_as_who_he_is(reached: Reached, api: FakeApi) -> None:
             "verb": verb,
             "name": "it",
         }
-        for act, verb in (("stream", "get"), ("input", "create"))
+        for act, verb in (("observe", "get"), ("type", "create"))
     ]
 
 
 async def test_who_may_look_may_not_type(reached: Reached, api: FakeApi) -> None:
-    api.allow("bea", Act.STREAM, name="it")
+    api.allow("bea", Right.OBSERVE, name="it")
     await reached.backend.request("it", {"kind": "screen"}, BEA)
-    for kind in ("send", "exec", "take", "end", "graph", "journal", "freeze"):
+    for kind in ("send", "exec", "take", "end", "signal", "job_start", "freeze"):
         with pytest.raises(Forbidden):
             await reached.backend.request("it", {"kind": kind}, BEA)
     assert [one["kind"] for one in reached.heard] == ["screen"]
@@ -152,7 +155,7 @@ async def test_absent_and_forbidden_sound_the_same(reached: Reached, api: FakeAp
                 await ask
             said.add(str(caught.value).replace(name, "NAME"))
     assert len(said) == 1
-    api.allow("ada", Act.STREAM)
+    api.allow("ada", Right.OBSERVE)
     await asyncio.sleep(0)
     with pytest.raises(NotFound):
         await reached.backend.describe("nowhere", ADA)
@@ -163,7 +166,7 @@ async def test_before_it_has_seen_them_it_denies_no_session(
 ) -> None:
     """A gateway that was killed and is back is asked before it has listed them: `NotFound` would
     end a client for good."""
-    api.allow("ada", Act.STREAM)
+    api.allow("ada", Right.OBSERVE)
     asks = Reviews(api)  # type: ignore[arg-type]
     uplinks = Uplinks(Verifier(api, asks))  # type: ignore[arg-type]
     watched = Watched(api, (), lambda _: None)  # type: ignore[arg-type]
@@ -187,8 +190,8 @@ async def test_only_what_one_may_see_is_listed(reached: Reached, api: FakeApi) -
     for namespace, name in (("ns", "b"), ("other", "c"), ("other", "d")):
         api.events.put_nowait({"type": "ADDED", "object": session(namespace, name, "Pending")})
     await until(api.events.empty)
-    api.allow("ada", Act.STREAM)
-    api.allow("ada", Act.STREAM, namespace="other", name="d")
+    api.allow("ada", Right.OBSERVE)
+    api.allow("ada", Right.OBSERVE, namespace="other", name="d")
     listed = await reached.backend.list(ADA)
     names = {f"{one['namespace']}/{one['session']}": one for one in listed}
     assert names.keys() == {"ns/it", "ns/b", "other/d"}
@@ -198,7 +201,7 @@ async def test_only_what_one_may_see_is_listed(reached: Reached, api: FakeApi) -
 
 
 async def test_without_the_api_server_nobody_is_let_in(reached: Reached, api: FakeApi) -> None:
-    api.allow("ada", Act.STREAM)
+    api.allow("ada", Right.OBSERVE)
     api.away = True
     with pytest.raises(Unavailable):
         await reached.backend.request("it", {"kind": "screen"}, ADA)
@@ -217,13 +220,13 @@ async def test_a_right_that_is_taken_away_cuts_what_goes_on(
     reached: Reached, api: FakeApi, quick: None
 ) -> None:
     """Fault 40: two seconds in production, and five are promised."""
-    api.allow("ada", Act.STREAM, Act.INPUT)
+    api.allow("ada", Right.OBSERVE, Right.TYPE)
     async with reached.backend.connect("it", ADA) as link:
-        await link.allow(Act.INPUT)
+        await link.allow(Right.TYPE)
         await asyncio.sleep(0.2)
         assert not link.cut.done()
-        api.allowed.discard(("ada", "input", "ns", "*"))
-        with pytest.raises(Forbidden, match="may not create sessions/input"):
+        api.allowed.discard(("ada", "type", "ns", "*"))
+        with pytest.raises(Forbidden, match="may not create sessions/type"):
             await asyncio.wait_for(link.cut, 5)
 
 
@@ -231,7 +234,7 @@ async def test_a_token_that_is_revoked_cuts_what_goes_on(
     reached: Reached, api: FakeApi, quick: None
 ) -> None:
     """Attack 10."""
-    api.allow("ada", Act.STREAM)
+    api.allow("ada", Right.OBSERVE)
     api.know("hers", "ada")
     caller = await reached.access.caller("hers", Modality.HTTP)
     async with reached.backend.connect("it", caller) as link:
@@ -243,7 +246,7 @@ async def test_a_token_that_is_revoked_cuts_what_goes_on(
 async def test_an_api_server_that_is_away_is_waited_out_for_a_while(
     reached: Reached, api: FakeApi, quick: None
 ) -> None:
-    api.allow("ada", Act.STREAM)
+    api.allow("ada", Right.OBSERVE)
     async with reached.backend.connect("it", ADA) as link:
         api.away = True
         await asyncio.sleep(0.15)
@@ -252,23 +255,83 @@ async def test_an_api_server_that_is_away_is_waited_out_for_a_while(
             await asyncio.wait_for(link.cut, 5)
 
 
-async def test_a_session_that_sleeps_is_woken(api: FakeApi) -> None:
-    api.sessions = [session("ns", "it", "Suspended", suspended=True)]
-    api.allow("ada", Act.STREAM)
+ASKED: dict[str, Any] = {"metadata": {"annotations": {"holdfast.dev/wake": "1"}}}
+
+
+def asleep(why: str, **spec: Any) -> dict[str, Any]:
+    made = session("ns", "it", "Suspended", **spec)
+    made["status"]["suspended"] = {"why": why, "at": "2026-11-18T20:00:00Z"}
+    return made
+
+
+async def test_one_that_was_idle_goes_on_for_who_may_wake_it(api: FakeApi) -> None:
+    api.sessions = [asleep("Idle")]
+    api.allow("ada", Right.OBSERVE, Right.WAKE)
     async with sessions_of(api) as (backend, _uplinks, _):
         with pytest.raises(Unavailable, match="Suspended"):
             await backend.request("it", {"kind": "screen"}, ADA, patience=0.0)
-    (patch,) = api.patched
-    assert patch == (
-        "ns",
-        "it",
-        {"metadata": {"annotations": {"holdfast.dev/wake": "1"}}, "spec": {"suspended": False}},
-    )
+    assert api.patched == [("ns", "it", ASKED)]
+
+
+async def test_to_look_wakes_nothing(api: FakeApi) -> None:
+    """Attack 37: an observer of a suspended session used the gateway's own rights to wake it."""
+    api.allow("ada", Right.OBSERVE)
+    for item in (asleep("Idle"), asleep("Suspend", suspended=True)):
+        api.sessions = [item]
+        async with sessions_of(api) as (backend, _uplinks, _):
+            for ask in (
+                backend.request("it", {"kind": "screen"}, ADA, patience=0.0),
+                _connected(backend),
+            ):
+                with pytest.raises(Suspended, match="ada may not create sessions/wake") as caught:
+                    await ask
+                assert "2026-11-18T20:00:00Z" in caught.value.message
+            told = await backend.describe("it", ADA)
+            assert told["suspended"]["may"] is False
+            with pytest.raises(Forbidden):
+                await backend.wake("it", ADA)
+    assert api.patched == []
+
+
+async def _connected(backend: ClusterSessions) -> None:
+    async with backend.connect("it", ADA, patience=0.0):
+        raise AssertionError("it was reached")
+
+
+async def test_what_a_person_suspended_stays_so_until_one_says_otherwise(api: FakeApi) -> None:
+    """Attack 37."""
+    api.sessions = [asleep("Suspend", suspended=True)]
+    api.allow("ada", Right.OBSERVE, Right.TYPE, Right.WAKE)
+    async with sessions_of(api) as (backend, _uplinks, _):
+        with pytest.raises(Suspended, match="somebody suspended it") as caught:
+            await backend.request("it", {"kind": "screen"}, ADA, patience=0.0)
+        assert "wake" in caught.value.advice
+        with pytest.raises(Suspended):
+            await _connected(backend)
+        assert api.patched == []
+        told = (await backend.describe("it", ADA))["suspended"]
+        assert told == {"wakes": "asked", "since": "2026-11-18T20:00:00Z", "may": True}
+        await backend.wake("it", ADA)
+    assert api.patched == [("ns", "it", {**ASKED, "spec": {"suspended": False}})]
+
+
+@pytest.mark.parametrize("why", ["Idle", "Suspend", "Drain"])
+async def test_one_that_is_being_woken_is_waited_for(api: FakeApi, why: str) -> None:
+    """By whoever may look: it takes nobody's right again."""
+    item = asleep(why)
+    if why == "Idle":
+        item["metadata"]["annotations"] = {"holdfast.dev/wake": "1"}
+    api.sessions = [item]
+    api.allow("ada", Right.OBSERVE)
+    async with sessions_of(api) as (backend, _uplinks, _):
+        with pytest.raises(Unavailable):
+            await backend.request("it", {"kind": "screen"}, ADA, patience=0.0)
+    assert api.patched == []
 
 
 async def test_one_that_has_ended_says_so(api: FakeApi) -> None:
     api.sessions = [session("ns", "it", "Ended")]
-    api.allow("ada", Act.STREAM)
+    api.allow("ada", Right.OBSERVE)
     async with sessions_of(api) as (backend, _uplinks, _):
         with pytest.raises(Ended):
             await backend.request("it", {"kind": "screen"}, ADA)
@@ -279,29 +342,29 @@ async def test_one_that_has_ended_says_so(api: FakeApi) -> None:
 
 async def test_many_questions_at_once_are_one(api: FakeApi) -> None:
     access = Reviews(api)  # type: ignore[arg-type]
-    api.allow("ada", Act.STREAM)
-    await asyncio.gather(*(access.allow(ADA, Act.STREAM, "ns", "it") for _ in range(50)))
+    api.allow("ada", Right.OBSERVE)
+    await asyncio.gather(*(access.allow(ADA, Right.OBSERVE, "ns", "it") for _ in range(50)))
     assert len(api.asked) == 1
 
 
 async def test_an_answer_is_not_kept_long(api: FakeApi, quick: None) -> None:
     access = Reviews(api)  # type: ignore[arg-type]
-    api.allow("ada", Act.STREAM)
-    await access.allow(ADA, Act.STREAM, "ns", "it")
+    api.allow("ada", Right.OBSERVE)
+    await access.allow(ADA, Right.OBSERVE, "ns", "it")
     api.allowed.clear()
     await asyncio.sleep(0.1)
     with pytest.raises(Forbidden):
-        await access.allow(ADA, Act.STREAM, "ns", "it")
+        await access.allow(ADA, Right.OBSERVE, "ns", "it")
 
 
 async def test_one_persons_answer_is_not_anothers(api: FakeApi) -> None:
     access = Reviews(api)  # type: ignore[arg-type]
-    api.allow("ada", Act.STREAM)
-    await access.allow(ADA, Act.STREAM, "ns", "it")
+    api.allow("ada", Right.OBSERVE)
+    await access.allow(ADA, Right.OBSERVE, "ns", "it")
     grouped = Caller(Actor("bea"), Modality.HTTP, groups=("admins",))
     for caller in (BEA, grouped):
         with pytest.raises(Forbidden):
-            await access.allow(caller, Act.STREAM, "ns", "it")
+            await access.allow(caller, Right.OBSERVE, "ns", "it")
 
 
 async def test_no_token_is_kept_in_memory(api: FakeApi) -> None:
@@ -335,7 +398,7 @@ async def test_an_address_tries_so_many_wrong_tokens_and_the_known_are_let_in(ap
         refused.append(caught.value)
     assert len(api.asked) <= most
     assert isinstance(refused[-1], Unavailable)
-    assert (await access.caller("right", Modality.HTTP, "10.0.0.9")).actor == "ada"
+    assert (await access.caller("right", Modality.HTTP, "10.0.0.9")).actor.name == "ada"
     with pytest.raises(Unauthenticated):
         await access.caller("wrong-300", Modality.HTTP, "10.0.0.8")
 
@@ -361,4 +424,4 @@ async def test_an_api_server_that_is_away_costs_nobody_a_try(api: FakeApi) -> No
         with pytest.raises(Unavailable):
             await access.caller("right", Modality.HTTP, "10.0.0.9")
     api.away = False
-    assert (await access.caller("right", Modality.HTTP, "10.0.0.9")).actor == "ada"
+    assert (await access.caller("right", Modality.HTTP, "10.0.0.9")).actor.name == "ada"

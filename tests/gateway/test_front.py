@@ -18,13 +18,13 @@ from cluster_kit import FakeApi, session, sessions_of
 from holdfast_gateway import cluster_http, front
 from holdfast_gateway.assets import Assets
 from holdfast_gateway.auth import Modality
-from holdfast_gateway.backend import Act
 from holdfast_gateway.certificates import Certificate
 from holdfast_gateway.cluster_http import ONE, ONE_AGGREGATED, Discovery, FrontDoor, TokenReviewDoor
 from holdfast_gateway.http import Http
 from holdfast_gateway.login import TrustedProxy
 from holdfast_gateway.reviews import Reviews
 from holdfast_wire.errors import Forbidden, Unauthenticated
+from holdfast_wire.rights import Right
 from uplink_kit import Authority, authority
 
 
@@ -57,7 +57,7 @@ def test_who_it_asks_for() -> None:
         ]
     )
     caller = front.parsed(PUBLISHED).caller(PEER, headers)
-    assert (caller.actor, caller.modality) == ("ada", Modality.KUBECTL)
+    assert (caller.actor.name, caller.modality) == ("ada", Modality.KUBECTL)
     assert caller.groups == ("dev", "ops")
     assert caller.extra == (("scopes.example.com/a", ("one",)),)
 
@@ -136,7 +136,7 @@ def front_ca() -> Authority:
 def api() -> FakeApi:
     made = FakeApi()
     made.sessions = [session("ns", "it", "Ended")]
-    made.allow("ada", Act.STREAM)
+    made.allow("ada", Right.OBSERVE)
     made.know("hers", "ada")
     made.know("another's", "ada", "api")
     return made
@@ -194,9 +194,9 @@ async def test_what_kubectl_finds(served: Served, front_ca: Authority) -> None:
     status, body = await served.get("front", ROOT, front_ca, X_Remote_User="system:kube-aggregator")
     assert status == 200
     verbs = {one["name"]: one["verbs"] for one in body["resources"]}
-    assert verbs["sessions/stream"] == ["get"]
-    assert verbs["sessions/input"] == ["create"]
-    assert verbs["sessions/jobs"] == ["create", "get"]
+    assert verbs["sessions/observe"] == ["get"]
+    assert verbs["sessions/type"] == ["create"]
+    assert verbs.keys() == {f"sessions/{right}" for right in Right}
     for path in ("/apis", "/apis/subresources.holdfast.dev"):
         assert (await served.get("front", path, front_ca, X_Remote_User="x"))[0] == 200
 

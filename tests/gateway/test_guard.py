@@ -12,13 +12,14 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from holdfast_gateway.assets import Assets
 from holdfast_gateway.auth import Caller, Modality
-from holdfast_gateway.backend import Act, Link
+from holdfast_gateway.backend import Link
 from holdfast_gateway.door import TokenDoor
 from holdfast_gateway.guard import while_allowed
 from holdfast_gateway.http import Http
 from holdfast_wire.errors import Forbidden
 from holdfast_wire.frames import Attach, Output, encode
 from holdfast_wire.ids import Actor
+from holdfast_wire.rights import Right
 
 ANA = Caller(Actor("ana"), Modality.HTTP)
 TOKEN = "x" * 43
@@ -39,13 +40,17 @@ class Backend:
         loop = asyncio.get_running_loop()
         self.cut: asyncio.Future[None] = loop.create_future()
         self.reader = asyncio.StreamReader()
-        self.allowed: list[Act] = []
+        self.allowed: list[Right] = []
         self.asked = asyncio.Event()
 
     @asynccontextmanager
-    async def connect(self, _name: str, _caller: Caller, _: float = 0) -> AsyncIterator[Link]:
-        async def allow(act: Act) -> None:
-            self.allowed.append(act)
+    async def connect(
+        self, _name: str, _caller: Caller, _: float = 0, right: Right = Right.OBSERVE
+    ) -> AsyncIterator[Link]:
+        self.allowed.append(right)
+
+        async def allow(_: Right) -> None:
+            """Asked before."""
 
         yield Link(self.reader, Silent(), allow, self.cut)
 
@@ -73,8 +78,8 @@ async def test_work_is_done_while_it_is_allowed() -> None:
     async def work() -> int:
         return 7
 
-    assert await while_allowed(backend, "build", ANA, Act.INPUT, work) == 7  # type: ignore[arg-type]
-    assert backend.allowed == [Act.INPUT]
+    assert await while_allowed(backend, "build", ANA, Right.TYPE, work) == 7  # type: ignore[arg-type]
+    assert backend.allowed == [Right.TYPE]
 
 
 async def test_who_waits_for_a_command_is_cut() -> None:
@@ -120,4 +125,4 @@ async def test_who_may_no_more_is_told_at_once() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(Forbidden):
-        await while_allowed(backend, "build", ANA, Act.INPUT, work)  # type: ignore[arg-type]
+        await while_allowed(backend, "build", ANA, Right.TYPE, work)  # type: ignore[arg-type]

@@ -96,7 +96,7 @@ def test_a_prefix_makes_names_the_proxys_own() -> None:
     proxy = TrustedProxy(networks=networks("10.0.0.0/8"), prefix="sso:")
     caller = asked(proxy, INSIDE, ("X-Forwarded-User", "system:admin"))
     assert caller is not None
-    assert caller.actor == "sso:system:admin"
+    assert caller.actor.name == "sso:system:admin"
 
 
 def test_a_proxy_that_anybody_could_be_is_no_setting() -> None:
@@ -170,7 +170,7 @@ async def test_an_id_token_for_the_page_is_asked_about_without_our_audience() ->
     token = jwt(iss=OIDC.issuer, aud="holdfast-page")
     api: Any = Reviewed(token, [SERVER])
     caller = await Reviews(api, OIDC).caller(token, Modality.BROWSER)
-    assert caller.actor == "ana"
+    assert caller.actor.name == "ana"
     assert "audiences" not in api.asked[0]
     with pytest.raises(Unauthenticated):
         await Reviews(api).caller(token, Modality.BROWSER)
@@ -197,7 +197,7 @@ def from_(address: str, headers: dict[str, str], peercert: Any = None) -> web.Re
 async def test_the_door_believes_the_connection_and_no_header_of_where_it_is_from() -> None:
     api: Any = Reviewed("", [])
     door = TokenReviewDoor(Reviews(api), frozenset(), BY_ADDRESS)
-    assert (await door.caller(from_("10.1.2.3", ANA))).actor == "ana@example.com"
+    assert (await door.caller(from_("10.1.2.3", ANA))).actor.name == "ana@example.com"
     forged = {**ANA, "X-Forwarded-For": "10.1.2.3", "Forwarded": "for=10.1.2.3"}
     with pytest.raises(Forbidden):
         await door.caller(from_("192.0.2.7", forged))

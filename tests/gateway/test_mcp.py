@@ -309,7 +309,7 @@ async def test_every_request_is_its_own_caller_s_and_no_token_goes_on(
             async with client.post(PATH, json=CALL, headers=headers) as answer:
                 assert answer.status == 200
                 assert '"sessions"' in await answer.text()
-    assert [(one.actor, one.modality.value) for one in backend.callers] == [
+    assert [(one.actor.name, one.modality.value) for one in backend.callers] == [
         ("ana", "mcp"),
         ("bea", "mcp"),
         ("ana", "mcp"),

@@ -15,9 +15,9 @@ from aiohttp import web
 
 from cluster_kit import POD, POD_UID, FakeApi, answering, lease, session, sessions_of
 from holdfast_gateway.assets import Assets
-from holdfast_gateway.backend import Act
 from holdfast_gateway.cluster_http import ONE, TokenReviewDoor
 from holdfast_gateway.http import Http
+from holdfast_wire.rights import Right
 from uplink_kit import authority, dialling, until
 
 HEADERS = {"Accept": "application/json, text/event-stream"}
@@ -54,8 +54,8 @@ async def agents(tmp_path: Path) -> AsyncIterator[Agents]:
     api.know("token", "system:serviceaccount:ns:it", "holdfast-gateway", **sidecar)
     for who in ("observer", "writer", "stranger"):
         api.know(f"secret-of-{who}", who)
-    api.allow("observer", Act.STREAM)
-    api.allow("writer", Act.STREAM, Act.INPUT)
+    api.allow("observer", Right.OBSERVE)
+    api.allow("writer", Right.OBSERVE, Right.TYPE)
     api.leases["ns", "it"] = lease("it", "pod/nonce", 1)
     api.sessions = [session("ns", "it")]
     ca = authority()
@@ -86,7 +86,7 @@ async def test_observer_writer_and_stranger(agents: Agents) -> None:
     assert (await agents.call("writer", "send_keys", text="x"))["order"] == 1
     typed = await agents.call("observer", "send_keys", text="x")
     assert typed["error"]["code"] == "forbidden"
-    assert "sessions/input" in typed["error"]["advice"]
+    assert "sessions/type" in typed["error"]["advice"]
     there = await agents.call("stranger", "observe")
     absent = await agents.call("stranger", "observe", session="ns/absent")
     assert there["error"]["code"] == absent["error"]["code"] == "forbidden"

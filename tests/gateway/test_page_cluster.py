@@ -75,6 +75,26 @@ def sign_in(page: Tab, token: str, *, kept: bool = False) -> Tab:
     return page
 
 
+def test_a_link_signs_nobody_in(team: Cluster, tab: OpenTab) -> None:
+    """Attack 44: a link with somebody else's token, before and after one is signed in."""
+    page = tab().open(f"{team.url}/#token={team.bo}")
+    page.says("h1", "Sign in")
+    assert "token" not in page.page.url
+    kept = "[...Object.values(sessionStorage), ...Object.values(localStorage)].join()"
+    assert team.bo not in page.page.evaluate(kept)
+    sign_in(page, team.ana)
+    page.says(".groups", "build")
+    page.page.evaluate(f"location.hash = '#token={team.bo}'")
+    until(
+        lambda: "token" not in page.page.evaluate("location.href"),
+        "the token to leave the address bar",
+    )
+    page.page.goto(team.url + "/#/")
+    page.page.click("#account")
+    page.says("#account-menu", "ana")
+    assert team.bo not in page.page.evaluate(kept)
+
+
 def test_a_person_signs_in_picks_a_session_and_types(team: Cluster, tab: OpenTab) -> None:
     team.team.others = told_of(6)
     page = tab().open(team.url)
@@ -170,7 +190,7 @@ def test_who_may_look_may_not_type(team: Cluster, tab: OpenTab, session: Place) 
     bo = "system:serviceaccount:team:bo"
     page = sign_in(tab(**PHONE).open(team.url + BUILD), team.bo).live()
     page.says("#standing", "You may look, not type.")
-    page.says("#standing", "sessions/input")
+    page.says("#standing", "sessions/type")
     assert not page.page.locator("#keys").is_visible()
     before = size_of(session)
     until(lambda: page.size == before, "the session, in its own size")
@@ -187,13 +207,13 @@ def test_who_may_look_may_not_type(team: Cluster, tab: OpenTab, session: Place) 
     team.team.rights[bo] = ALL
     page.page.click("#standing button")
     until(lambda: page.page.locator("#standing").is_hidden(), "the right to type")
-    team.cut(bo, LOOK, Forbidden("bo may not create sessions/input", "ask for it"))
+    team.cut(bo, LOOK, Forbidden("bo may not create sessions/type", "ask for it"))
     page.says("#standing", "You may look, not type.")
     page.live()
     assert "reset" not in page.page.evaluate("seen")
-    team.cut(bo, frozenset(), Forbidden("bo may not get sessions/stream", "ask for it"))
+    team.cut(bo, frozenset(), Forbidden("bo may not get sessions/observe", "ask for it"))
     page.says("h1", "Not for you to see")
-    page.says(".message", "sessions/stream")
+    page.says(".message", "sessions/observe")
     page.page.click("text=All sessions")
     page.says("h1", "No sessions to see")
 
@@ -216,7 +236,7 @@ def test_processes_ports_the_turn_and_the_timeline(
     until(lambda: page.page.locator(".ports li").count() == 0, "the port to go")
     page.page.focus("#tab-processes")
     page.page.keyboard.press("ArrowRight")
-    page.says("#panel-timeline", "ana typed")
+    page.says("#panel-timeline", "ana (team) typed")
     with Client(session.folder("build") / "sidecar.sock") as dana:
         dana.attach(modality="ssh", actor="dana")
         dana.ask("take", **{"as": {"actor": "dana", "modality": "ssh"}})
@@ -236,11 +256,11 @@ def test_the_turn_is_asked_for_and_given(team: Cluster, tab: OpenTab) -> None:
     ana = sign_in(tab().open(team.url + BUILD), team.ana).live()
     ana.type("echo mine\n")
     bo = sign_in(tab(**PHONE).open(team.url + BUILD), team.bo, kept=True).live()
-    bo.says("#standing", "ana has the turn.")
+    bo.says("#standing", "ana (team) has the turn.")
     bo.picture("without-phone")
     bo.page.click("text=Ask for it")
     bo.says("#standing", "You have asked for it.")
-    ana.says("#standing", "bo asks for the turn.")
+    ana.says("#standing", "bo (team) asks for the turn.")
     ana.picture("asked")
     bo.picture("asking-phone")
     ana.page.click("text=Not now")
@@ -250,7 +270,7 @@ def test_the_turn_is_asked_for_and_given(team: Cluster, tab: OpenTab) -> None:
     bo.page.reload()  # who left asks no more, and may ask again
     bo.live().page.click("text=Ask for it")
     ana.page.click("text=Give it")
-    ana.says("#standing", "bo has the turn.")
+    ana.says("#standing", "bo (team) has the turn.")
     until(lambda: bo.page.locator("#standing").is_hidden(), "the turn")
     bo.page.locator(".xterm-helper-textarea").focus()
     bo.type("echo given-$((6*7))\n")
@@ -295,6 +315,25 @@ def test_a_sleeping_session_is_woken_with_its_progress(team: Cluster, tab: OpenT
     page.says("#activity", "suspended")
     team.team.phase = "Restoring"
     page.says("#notice [aria-current=step]", "restoring")
+    team.team.phase = "Running"
+    page.live()
+    until(lambda: page.page.locator("#notice").is_hidden(), "the notice to go")
+
+
+def test_a_suspended_session_is_woken_by_hand(team: Cluster, tab: OpenTab) -> None:
+    """Attack 37: to open the page wakes nothing; a button does, for whoever has the right."""
+    team.team.phase = "Suspended"
+    team.team.suspended = {"wakes": "asked", "since": "2026-11-18T20:00:00Z", "may": False}
+    page = sign_in(tab().open(team.url + BUILD), team.ana)
+    page.says("#notice", "Somebody suspended it, 2026-11-18T20:00:00Z.")
+    page.says("#notice", "the right to create sessions/wake")
+    team.team.suspended["may"] = True
+    page.page.click("#notice button")
+    page.says("#notice button", "Wake it")
+    assert team.team.woken == []
+    page.page.click("#notice button")
+    page.says("#notice", "Waking up")
+    assert team.team.woken == ["system:serviceaccount:team:ana"]
     team.team.phase = "Running"
     page.live()
     until(lambda: page.page.locator("#notice").is_hidden(), "the notice to go")

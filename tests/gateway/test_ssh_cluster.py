@@ -11,9 +11,9 @@ import pytest
 
 from cluster_kit import FakeApi, session, sessions_of
 from holdfast_gateway import ssh_channel
-from holdfast_gateway.backend import Act
 from holdfast_gateway.ssh import Server
 from holdfast_gateway.ssh_keys import Keys
+from holdfast_wire.rights import Right
 from ssh_kit import HOST, public
 from uplink_kit import until
 
@@ -68,7 +68,7 @@ async def test_absent_and_forbidden_sound_the_same(port: int, asked: dict[str, s
 
 
 async def test_one_that_has_ended_gives_its_status(api: FakeApi, port: int) -> None:
-    api.allow("ana", Act.STREAM)
+    api.allow("ana", Right.OBSERVE)
     done = await run(port, "done.ns", term_type="xterm")
     assert done.exit_status == 5
     assert "[session ns/done ended: exit code 5]" in done.stdout
@@ -78,7 +78,7 @@ async def test_who_waits_for_a_session_that_is_woken_is_told(
     api: FakeApi, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh_channel, "_QUIET_SECONDS", 0.01)
-    api.allow("ana", Act.STREAM)
+    api.allow("ana", Right.OBSERVE, Right.WAKE)
     api.events.put_nowait({"type": "MODIFIED", "object": session("ns", "it", "Suspended")})
     await until(api.events.empty)
     async with asyncssh.connect(

@@ -48,6 +48,36 @@ def test_an_authority_vouches_for_its_principals_only(tmp_path: Path) -> None:
     assert known.find(KEY, "::1", ["a b@example.com"]) is None, "that cannot be a name"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        'user="system:admin"',
+        'user="System:Admin"',
+        'user="ana",groups="dev,system:masters"',
+        'user="system:serviceaccount:kube-system:default"',
+        'cert-authority,principals="*",user="system:%p"',
+        'cert-authority,principals="*",user="ana",groups="system:masters"',
+    ],
+)
+def test_nobody_is_kubernetes_own(
+    tmp_path: Path, options: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Attack 44."""
+    (said,) = parse(f"{options} {public(KEY)}")
+    assert isinstance(said, str)
+    assert "Kubernetes' own" in said
+    known = keys(tmp_path, f'{options} {public(KEY)}\nuser="ben" {public(OTHER)}\n')
+    assert known.find(KEY, "::1") is known.find(KEY, "::1", ["admin"]) is None
+    assert known.find(OTHER, "::1") is not None, "the other lines count"
+
+
+def test_no_principal_is_kubernetes_own(tmp_path: Path) -> None:
+    """Attack 44: by an authority's word."""
+    known = keys(tmp_path, f'cert-authority,principals="*",user="%p" {public(KEY)}\n')
+    assert known.find(KEY, "::1", ["system:admin"]) is None
+    assert known.find(KEY, "::1", ["ana"]) is not None
+
+
 def test_from_where(tmp_path: Path) -> None:
     known = keys(tmp_path, f'user="ana",from="10.1.0.0/16,fd00::/8" {public(KEY)}\n')
     assert known.find(KEY, "10.1.2.3") is not None

@@ -13,11 +13,12 @@ import asyncssh
 import pytest
 
 from holdfast_gateway.auth import Caller
-from holdfast_gateway.backend import ACTS, CONNECT_SECONDS, REQUEST_SECONDS, Act, Link
+from holdfast_gateway.backend import CONNECT_SECONDS, REQUEST_SECONDS, Link
 from holdfast_gateway.sessions import Sessions
 from holdfast_gateway.ssh import Failures, Limits, Server
 from holdfast_gateway.ssh_keys import Keys
 from holdfast_wire.errors import Forbidden
+from holdfast_wire.rights import Right, right_of_request
 from sidecar_kit import Live
 from ssh_kit import HOST, public
 
@@ -37,11 +38,15 @@ class Observed(Sessions):
 
     @contextlib.asynccontextmanager
     async def connect(
-        self, name: str, caller: Caller, patience: float = CONNECT_SECONDS
+        self,
+        name: str,
+        caller: Caller,
+        patience: float = CONNECT_SECONDS,
+        right: Right = Right.OBSERVE,
     ) -> AsyncIterator[Link]:
-        async def allow(act: Act) -> None:
-            if act is Act.INPUT:
-                raise Forbidden("cy may not create sessions/input of team/it")
+        async def allow(act: Right) -> None:
+            if act is Right.TYPE:
+                raise Forbidden("cy may not create sessions/type of team/it")
 
         async with super().connect(name, caller, patience) as link:
             self.cuts.append(link.cut)
@@ -56,8 +61,8 @@ class Observed(Sessions):
         seconds: float = REQUEST_SECONDS,
         patience: float = CONNECT_SECONDS,
     ) -> dict[str, Any]:
-        if ACTS[body["kind"]] is Act.INPUT:
-            raise Forbidden("cy may not create sessions/input of team/it")
+        if (right := right_of_request(body["kind"])) is not Right.OBSERVE:
+            raise Forbidden(f"cy may not create sessions/{right} of team/it")
         return await super().request(name, body, caller, seconds=seconds, patience=patience)
 
 
@@ -130,7 +135,7 @@ async def test_an_observer_is_told_and_cannot_type_or_resize(live: Live, keys: K
         assert (info["columns"], info["rows"]) == size
         refused = await connection.run("true")
         assert refused.exit_status == 77
-        assert "may not create sessions/input" in refused.stderr
+        assert "may not create sessions/type" in refused.stderr
         process.stdin.write(DETACH)
         await process.wait()
         assert process.exit_status == 0
@@ -143,8 +148,8 @@ async def test_who_may_no_longer_is_cut_and_told(live: Live, keys: Keys) -> None
     async with serving(Server(backend, keys)) as port, connecting(port) as connection:
         process = await attached(connection)
         await until(process, b"\x1b[1;")
-        backend.cuts[-1].set_exception(Forbidden("ana may not get sessions/stream of team/it"))
-        seen = await until(process, b"sessions/stream")
+        backend.cuts[-1].set_exception(Forbidden("ana may not get sessions/observe of team/it"))
+        seen = await until(process, b"sessions/observe")
         assert b"holdfast: ana may not get" in seen
         await process.wait()
         assert process.exit_status == 77

@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from holdfast_gateway.auth import Caller, Modality
-from holdfast_gateway.backend import Act, Link
+from holdfast_gateway.backend import Link
 from holdfast_gateway.waiting import Session
 from holdfast_wire.errors import Busy, StillRunning, Unavailable
 from holdfast_wire.ids import Actor
+from holdfast_wire.rights import Right
 
 DONE = {"exit_code": 0, "output": "", "duplicate": False, "order": 1}
 
@@ -23,7 +24,7 @@ class Backend:
 
     @asynccontextmanager
     async def connect(self, *_: Any) -> AsyncIterator[Link]:
-        async def allow(_: Act) -> None:
+        async def allow(_: Right) -> None:
             """Anything."""
 
         yield Link(None, None, allow, asyncio.get_running_loop().create_future())  # type: ignore[arg-type]

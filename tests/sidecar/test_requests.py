@@ -110,8 +110,10 @@ def test_the_turn_is_asked_for_and_given(live_bash: Live) -> None:
         live_bash.attached(actor="ben", modality="browser") as ben,
     ):
         ana.typed(b":\r")
-        assert ben.ask("ask") == {"holder": "ana", "lead": "c1", "asking": ["ben"]}
-        ana.until_news("clients", asking=["ben"])
+        by_ben = [{"actor": "ben", "uid": "", "shown": "ben"}]
+        asked = ben.ask("ask")
+        assert (asked["holder"], asked["lead"], asked["asking"]) == ("ana", "c1", by_ben)
+        ana.until_news("clients", asking=by_ben)
         with pytest.raises(errors.BadRequest):
             ana.ask("release", to="cleo")
         assert ana.ask("release", to="ben")["holder"] == "ben"

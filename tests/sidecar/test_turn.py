@@ -312,4 +312,4 @@ def test_of_a_crowd_those_who_matter_are_named() -> None:
     assert "more" not in turn.who(most=12)
     told = turn.who(ClientId("c7"), 4)
     assert {one["client"] for one in told["clients"]} == {lead, writer, "c7", "c0"}
-    assert (told["more"], told["holder"], told["lead"]) == (8, BEN, lead)
+    assert (told["more"], told["holder"], told["lead"]) == (8, BEN.name, lead)

@@ -8,7 +8,6 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from holdfast_gateway.backend import Act
 from holdfast_gateway.cluster import ClusterSessions, Verifier
 from holdfast_gateway.reviews import ACCESS, TOKENS, Reviews
 from holdfast_gateway.uplinks import Uplinks
@@ -16,6 +15,7 @@ from holdfast_gateway.watched import Watched
 from holdfast_kube.client import LEASES, SESSIONS, Object, Resource
 from holdfast_wire.errors import Unavailable
 from holdfast_wire.frames import Control, Decoder, Error, encode
+from holdfast_wire.rights import Right
 from uplink_kit import Serve
 
 POD = "authentication.kubernetes.io/pod-name"
@@ -59,7 +59,7 @@ class FakeApi:
             "extra": {key: [value] for key, value in extra.items()},
         }
 
-    def allow(self, user: str, *acts: Act, namespace: str = "ns", name: str = "*") -> None:
+    def allow(self, user: str, *acts: Right, namespace: str = "ns", name: str = "*") -> None:
         self.allowed |= {(user, act.value, namespace, name) for act in acts}
 
     # -- what Api has

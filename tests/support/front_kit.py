@@ -18,15 +18,16 @@ from aiohttp import web
 from api_kit import Authority, status
 from holdfast_gateway.assets import Assets
 from holdfast_gateway.auth import Caller, Modality
-from holdfast_gateway.backend import Act, Link
+from holdfast_gateway.backend import Link
 from holdfast_gateway.cluster_http import AGGREGATED, ONE_AGGREGATED, as_status
 from holdfast_gateway.http import Http
 from holdfast_gateway.sessions import Sessions
 from holdfast_wire.errors import Forbidden, HoldfastError, NotFound, Unauthenticated
 from holdfast_wire.ids import Actor
+from holdfast_wire.rights import Right
 
 OBJECTS = "/apis/holdfast.dev/v1alpha1"
-EVERYTHING = frozenset(("get", "list", "patch", "create", *Act))
+EVERYTHING = frozenset(("get", "list", "patch", "create", *Right))
 
 
 class Behind(Sessions):
@@ -38,13 +39,17 @@ class Behind(Sessions):
 
     @contextlib.asynccontextmanager
     async def connect(
-        self, name: str, caller: Caller, patience: float = 5.0
+        self,
+        name: str,
+        caller: Caller,
+        patience: float = 5.0,
+        right: Right = Right.OBSERVE,
     ) -> AsyncIterator[Link]:
-        async def allow(act: Act) -> None:
-            if act not in self._front.rights[caller.actor]:
+        async def allow(act: Right) -> None:
+            if act not in self._front.rights[caller.actor.name]:
                 raise Forbidden(f"{caller.actor} may not {act}", "ask for the right")
 
-        await allow(Act.STREAM)
+        await allow(right)
         if self._front.waiting is not None:
             await asyncio.to_thread(self._front.waiting.wait, 30)
         if self._front.failing is not None:
@@ -168,7 +173,7 @@ class Front:
         ]
         http = Http(
             self, Behind(self, self._state), Assets(self.folder), lambda: None,
-            one=ONE_AGGREGATED, more=more, outer=(self._before, as_status),
+            one=ONE_AGGREGATED, more=more, outer=(self._before, as_status), by_right=True,
         )  # fmt: skip
         self._app = http.application()
         runner = web.AppRunner(self._app, access_log=None, shutdown_timeout=0.2)
@@ -188,8 +193,8 @@ class Front:
         if user is None:
             return web.json_response(status(401, "Unauthorized"), status=401)
         if "subresources" in request.path:
-            group = request.path == "/apis/subresources.holdfast.dev"
-            if not group and not set(Act) & self.rights.get(user, frozenset()):
+            named = request.path.partition("/sessions/")[2].split("/")
+            if named[1:] and named[1] not in self.rights.get(user, frozenset()):
                 return web.json_response(status(403, "Forbidden", f"{user} may not"), status=403)
             if not self.installed:
                 return web.Response(text="404 page not found\n", status=404)

@@ -22,17 +22,18 @@ from gateway_kit import Place
 from holdfast_gateway import auth
 from holdfast_gateway.assets import Assets
 from holdfast_gateway.auth import Caller, Modality
-from holdfast_gateway.backend import ACTS, Act, Link, Reader
+from holdfast_gateway.backend import Link, Reader
 from holdfast_gateway.http import Http
 from holdfast_gateway.login import Login, Oidc, Peer, Token, TrustedProxy, networks
 from holdfast_gateway.sessions import Sessions
-from holdfast_wire.errors import Forbidden, NotFound, Unauthenticated, Unsupported
+from holdfast_wire.errors import Forbidden, NotFound, Suspended, Unauthenticated, Unsupported
 from holdfast_wire.frames import Control, FrameCutter, encode
 from holdfast_wire.ids import Actor
+from holdfast_wire.rights import Right, right_of_request
 
 ONE: Final = "/api/v1/namespaces/{namespace}/sessions/{name}"
-ALL: Final = frozenset(Act)
-LOOK: Final = frozenset({Act.STREAM, Act.GRAPH, Act.JOURNAL})
+ALL: Final = frozenset(Right)
+LOOK: Final = frozenset({Right.OBSERVE})
 CLIENT_ID: Final = "holdfast-page"
 PROXY: Final = TrustedProxy(networks=networks("127.0.0.0/8"))
 T = TypeVar("T")
@@ -96,26 +97,28 @@ class Team:
     """The backend: `team/build` is a real session, others are only told of."""
 
     real: Sessions
-    rights: dict[str, frozenset[Act]]
+    rights: dict[str, frozenset[Right]]
     others: list[dict[str, Any]] = field(default_factory=list)
     phase: str = "Running"
+    suspended: dict[str, Any] | None = None
+    woken: list[str] = field(default_factory=list)
     speaks: bool = True
     cuts: set[asyncio.Future[None]] = field(default_factory=set)
     spoken: set[Spoken] = field(default_factory=set)
 
-    def _allow(self, caller: Caller, act: Act, name: str) -> None:
-        if act not in self.rights.get(caller.actor, frozenset()):
+    def _allow(self, caller: Caller, act: Right, name: str) -> None:
+        if act not in self.rights.get(caller.actor.name, frozenset()):
             raise Forbidden(f"{caller.actor} may not do sessions/{act} of {name}", "ask for it")
 
     async def list(self, caller: Caller) -> list[dict[str, Any]]:
-        if Act.STREAM not in self.rights.get(caller.actor, frozenset()):
+        if Right.OBSERVE not in self.rights.get(caller.actor.name, frozenset()):
             return []
         return [await self.describe("team/build", caller), *self.others]
 
     async def describe(self, name: str, caller: Caller) -> dict[str, Any]:
         if not self.speaks:
             raise Unsupported("this gateway speaks version 3 and later", "upgrade the client")
-        self._allow(caller, Act.STREAM, name)
+        self._allow(caller, Right.OBSERVE, name)
         if name != "team/build":
             raise NotFound(f"there is no session {name}")
         told = await self.real.describe("build", caller)
@@ -123,7 +126,8 @@ class Team:
         if self.phase != "Running":
             state = {"activity": self.phase.lower(), "sentence": f"is {self.phase}", "exit": None}
             told = {**told, "state": state, "clients": []}
-        return {**told, **known}
+        asleep = {"suspended": self.suspended} if self.suspended else {}
+        return {**told, **known, **asleep}
 
     async def request(
         self,
@@ -134,20 +138,32 @@ class Team:
         seconds: float = 10.0,
         patience: float = 3.0,
     ) -> dict[str, Any]:
-        self._allow(caller, ACTS[body["kind"]], name)
+        self._allow(caller, right_of_request(body["kind"]), name)
         return await self.real.request("build", body, caller, seconds=seconds, patience=patience)
+
+    async def wake(self, name: str, caller: Caller) -> dict[str, Any]:
+        self._allow(caller, Right.WAKE, name)
+        self.woken.append(caller.actor.name)
+        self.suspended = None
+        return await self.describe(name, caller)
 
     @contextlib.asynccontextmanager
     async def connect(
-        self, name: str, caller: Caller, patience: float = 3.0
+        self,
+        name: str,
+        caller: Caller,
+        patience: float = 3.0,
+        right: Right = Right.OBSERVE,
     ) -> AsyncIterator[Link]:
         await self.describe(name, caller)
+        if self.suspended is not None:
+            raise Suspended("session team/build is suspended")
         while self.phase != "Running":  # noqa: ASYNC110 - set by another thread
             await asyncio.sleep(0.02)
         cut: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.cuts.add(cut)
 
-        async def allow(act: Act) -> None:
+        async def allow(act: Right) -> None:
             self._allow(caller, act, name)
 
         try:
@@ -164,7 +180,7 @@ class Team:
             self.cuts.discard(cut)
             cut.cancel()
 
-    def revoke(self, actor: str, rights: frozenset[Act], error: Exception) -> None:
+    def revoke(self, actor: str, rights: frozenset[Right], error: Exception) -> None:
         self.rights[actor] = rights
         for cut in list(self.cuts):
             cut.set_exception(error)
@@ -256,6 +272,8 @@ class Cluster:
         self.door.actors.update(self.tokens)
         self.team.rights = {actors[0]: ALL, actors[1]: LOOK, "ana@example.com": ALL}
         self.team.others, self.team.phase, self.team.speaks = [], "Running", True
+        self.team.suspended = None
+        self.team.woken.clear()
         self.issuer.spoil = {}
 
     def start(self) -> None:
@@ -292,7 +310,7 @@ class Cluster:
 
         self.run(act())
 
-    def cut(self, actor: str, rights: frozenset[Act], error: Exception) -> None:
+    def cut(self, actor: str, rights: frozenset[Right], error: Exception) -> None:
         async def act() -> None:
             self.team.revoke(actor, rights, error)
 

@@ -32,6 +32,7 @@ from holdfast_wire.frames import (
     Resize,
     Snapshot,
 )
+from holdfast_wire.ids import Actor
 
 
 def test_the_first_attach_asks_for_everything() -> None:
@@ -55,12 +56,15 @@ def test_who_takes_long_to_connect_is_asked_once() -> None:
 
 
 def test_it_says_who_it_is_if_told() -> None:
-    settings = Settings("build", True, KEYS, "nonce", "kubectl holdfast attach", "kubectl", "ana")
+    settings = Settings(
+        "build", True, KEYS, "nonce", "kubectl holdfast attach", "kubectl", Actor("ana", "u-1")
+    )
     machine = AttachCore(settings, (80, 24))
     machine.start(0.0)
     (frame,) = sent(machine.connected())
     assert isinstance(frame, Attach)
-    assert (frame.body["modality"], frame.body["actor"]) == ("kubectl", "ana")
+    assert frame.body["modality"] == "kubectl"
+    assert (frame.body["actor"], frame.body["uid"]) == ("ana", "u-1")
     assert "kubectl holdfast attach]" in left(machine.detached()).message
 
 

@@ -173,10 +173,15 @@ def test_a_picture_of_another_moment_is_not_used() -> None:
 def test_who_has_the_turn_hears_who_asks_for_it() -> None:
     machine = live()
     here = [{"client": "c1", "actor": "ana"}, {"client": "c2", "actor": "ben"}]
-    news = {"kind": "clients", "clients": here, "holder": "ana", "asking": ["ben\x1b[2J"]}
+    news = {
+        "kind": "clients",
+        "clients": here,
+        "holder": "ana",
+        "asking": [{"actor": "ben\x1b[2J"}],
+    }
     assert b"attached to" in painted_over(machine, 1.0)
     ticks_until(machine, 9.0)
-    machine.received(Control({**news, "holder": "ben", "asking": ["ana"]}), 9.0)
+    machine.received(Control({**news, "holder": "ben", "asking": [{"actor": "ana"}]}), 9.0)
     assert sent(machine.tick(10.0)) == [], "that is the other's to hear"
     machine.received(Control(news), 10.0)
     said = painted_over(machine, 10.5)

@@ -33,7 +33,7 @@ from holdfast_wire.frames import (
     Resize,
     Snapshot,
 )
-from holdfast_wire.ids import session_of
+from holdfast_wire.ids import Actor, session_of
 from holdfast_wire.keys import Key, spell
 from holdfast_wire.overlay import Asked, Overlay
 from holdfast_wire.plain import plain
@@ -75,8 +75,8 @@ class Settings(NamedTuple):
     again: str
     """What to type to come back."""
     modality: str = "cli"
-    actor: str = ""
-    """Who we are; empty for whoever the kernel says."""
+    actor: Actor | None = None
+    """Who we are; None for whoever the kernel says."""
 
 
 class Send(NamedTuple):
@@ -178,8 +178,8 @@ class AttachCore:
             "rows": rows,
             "modality": self._settings.modality,
         }
-        if self._settings.actor:
-            body["actor"] = self._settings.actor
+        if self._settings.actor is not None:
+            body |= self._settings.actor.to_json()
         if self._session_id and self._seq is not None:
             body["resume"] = {"session_id": self._session_id, "seq": self._seq}
         return [Send(Attach(body))]

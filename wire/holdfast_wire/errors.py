@@ -12,6 +12,7 @@ a caller may do: try again, give up, or ask for a right it does not have.
     │   ├── NotFound        no such session
     │   ├── AlreadyExists   a session of that name lives
     │   ├── Ended           the session's command has exited
+    │   ├── Suspended       it is stored, and this caller does not let it go on
     │   ├── CommandFailed   the command could not be started
     │   ├── TooLarge        over a stated limit
     │   ├── Unsupported     a version or feature this side does not speak
@@ -114,6 +115,12 @@ class Ended(Permanent):
     code = "ended"
     http_status = 410
     exit_code = 69  # EX_UNAVAILABLE
+
+
+class Suspended(Permanent):
+    code = "suspended"
+    http_status = 409
+    exit_code = 75
 
 
 class CommandFailed(Permanent):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from holdfast_wire import sequences
-from holdfast_wire.plain import plain
+from holdfast_wire.ids import shown
 
 # Above every number an input gets, so that an answer is never taken for an input's.
 _FIRST_REQUEST: Final = 1 << 40
@@ -31,11 +31,15 @@ class Asked:
     def heard(self, news: dict[str, Any], client: str) -> str:
         """Of the news of who is here; what is to be said, or nothing."""
         own = [one for one in news.get("clients") or () if one.get("client") == client]
-        asking = {str(one) for one in news.get("asking") or ()}
-        if not own or own[0].get("actor") != news.get("holder"):
+        asking = {shown(one) for one in news.get("asking") or () if isinstance(one, dict)}
+        if not own or _who(own[0], "actor", "uid") != _who(news, "holder", "holder_uid"):
             asking = set()
         new, self._said = sorted(asking - self._said), asking
-        return f"{plain(', '.join(new))} asks for the turn" if new else ""
+        return f"{', '.join(new)} asks for the turn" if new else ""
+
+
+def _who(body: dict[str, Any], name: str, uid: str) -> tuple[object, object]:
+    return body.get(name), body.get(uid, "")
 
 
 class Overlay:

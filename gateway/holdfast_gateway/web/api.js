@@ -13,15 +13,17 @@ export class ApiError extends Error {
   }
 }
 
-async function get(path) {
+async function ask(path, method) {
   const token = credentials.token();
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
   const signal = AbortSignal.timeout(PATIENCE_MS);
-  const response = await fetch(API + path, { headers, cache: 'no-store', signal });
+  const response = await fetch(API + path, { method, headers, cache: 'no-store', signal });
   const body = await response.json().catch(() => ({}));
   if (!response.ok) throw new ApiError(response.status, body.error);
   return body;
 }
+
+const get = (path) => ask(path, 'GET');
 
 function pathOf({ namespace, name }) {
   const within = namespace ? `/namespaces/${encodeURIComponent(namespace)}` : '';
@@ -32,6 +34,7 @@ export const ways = async () => (await get('/login')).ways;
 export const sessions = async () => (await get('/sessions')).sessions;
 export const info = (session) => get(pathOf(session));
 export const graph = (session) => get(`${pathOf(session)}/graph`);
+export const wake = (session) => ask(`${pathOf(session)}/wake`, 'POST');
 export const journal = async (session, limit) => (await get(`${pathOf(session)}/journal?limit=${limit}`)).records;
 
 export function streamAddress(session) {
@@ -54,11 +57,15 @@ const VERDICTS = {
   unsupported: 'unsupported',
 };
 
+/** Whether it goes on only when somebody says so, or not by this person's right. */
+export const asleep = ({ suspended }) => Boolean(suspended) && (suspended.wakes === 'asked' || (suspended.wakes === 'needed' && !suspended.may));
+
 /** Why a stream cannot be opened, in the words of stream.js: `{verdict, error, info}`. */
 export async function verdict(session) {
   try {
     const found = await info(session);
     if (found.state?.activity === 'ended') return { verdict: 'ended', info: found };
+    if (asleep(found)) return { verdict: 'asleep', info: found };
     return { verdict: COMING.has(found.phase) ? 'coming' : 'away', info: found };
   } catch (error) {
     return { verdict: VERDICTS[error.code] ?? 'away', error };

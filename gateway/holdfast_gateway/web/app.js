@@ -302,15 +302,25 @@ function listen() {
 
 // Beginning
 
+let linked = null; // the token that the address had
+
+/** It comes in the fragment, which browsers send to nobody, and leaves the address bar at once,
+ * wherever this is, so that a screenshot or a copied link does not give it away. */
+function hideToken() {
+  const { session, mode, token } = route.parse(location.hash);
+  if (token === null) return;
+  linked = token;
+  history.replaceState(null, '', location.pathname + location.search + route.format(session, mode));
+}
+
 /** Shows what the address names. `first`: the page has just come up. */
 function begin(first) {
-  const { session, mode, token, wrong } = route.parse(location.hash);
-  if (token !== null) {
-    // It comes in the fragment, which browsers send to nobody, and leaves the address bar at once,
-    // so that a screenshot or a copied link does not give it away.
-    credentials.take(token, { kept: true });
-    history.replaceState(null, '', location.pathname + route.format(session, mode));
-  }
+  hideToken();
+  const { session, mode, wrong } = route.parse(location.hash);
+  const token = linked;
+  linked = null;
+  // Only on one machine: elsewhere whoever sends a link could sign its reader in as somebody else.
+  if (token !== null && byLink()) credentials.take(token, { kept: true });
   if (byLink() && credentials.token() === '') return showNeedsLink();
   if (wrong) return showOver({ sign: 'mark', title: 'No such session', text: `“${harmless(wrong, 130)}” names none.` });
   if (session) {
@@ -334,6 +344,7 @@ async function comeBack() {
 }
 
 async function arrive() {
+  hideToken();
   try {
     ways = await api.ways();
   } catch {

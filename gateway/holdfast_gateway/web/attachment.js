@@ -1,9 +1,9 @@
 // One session on the page: its stream drawn on the screen, and all that is said of it.
 
 import * as api from './api.js';
-import { byId, sentence } from './dom.js';
+import { byId, sameActor, sentence, shownName } from './dom.js';
 import { keyOf } from './route.js';
-import { QUIET_MS, endingSentence, messageOf, noticeOf, onItsWay, percentOf, standingOf } from './states.js';
+import { QUIET_MS, endingSentence, messageOf, noticeOf, onItsWay, percentOf, standingOf, suspendedOf } from './states.js';
 import { State, Stream } from './stream.js';
 import * as view from './view.js';
 
@@ -27,7 +27,7 @@ export class Attachment {
   #screen;
   #on;
   #self = null;
-  #facts = { clients: [], more: 0, actor: undefined, holder: null, lead: null, asking: [], title: '' };
+  #facts = { clients: [], more: 0, own: null, holder: null, lead: null, asking: [], title: '' };
   #kept = []; // who asked for the turn, and was told "not now"
   #state = null;
   #why = null; // why he may not type
@@ -75,7 +75,7 @@ export class Attachment {
   /** What is known here better than elsewhere. */
   get about() {
     const { holder } = this.#facts;
-    return { ...this.#screen.size, ...(this.stream.seq === null ? {} : { seq: this.stream.seq }), ...(holder ? { holder } : {}) };
+    return { ...this.#screen.size, ...(this.stream.seq === null ? {} : { seq: this.stream.seq }), ...(holder ? { holder: holder.actor, holder_shown: shownName(holder) } : {}) };
   }
 
   start(several) {
@@ -126,6 +126,7 @@ export class Attachment {
     if (OVER.has(state)) return this.#on.over(messageOf(state, error, keyOf(this.#session)));
     if (state === State.refused) this.#on.refused(error);
     if (state === State.ended) this.#ended();
+    if (state === State.asleep) return this.#asleep();
     return this.#tick();
   }
 
@@ -136,7 +137,7 @@ export class Attachment {
     const { state, until, since } = this.#link;
     const away = !UP.has(state) && state !== State.ended;
     if (!away || now - since > QUIET_MS) view.showConnection(state);
-    if (state === State.ended || state === State.stopped) return;
+    if (state === State.ended || state === State.asleep || state === State.stopped) return;
     const notice = noticeOf({
       link: state, until, now, since, attached: this.#seen, news: this.#news, newsSince: this.#newsSince, progress: this.#progress, phase: this.#phase, way: this.#way,
     });
@@ -149,6 +150,27 @@ export class Attachment {
   async #ask(now) {
     this.#asked = now;
     this.#learn(await api.info(this.#session).catch(() => null));
+  }
+
+  // It does not go on because somebody looks: it is said why, and who may wakes it here.
+  async #asleep() {
+    const info = await api.info(this.#session).catch(() => null);
+    if (this.stream.state !== State.asleep) return;
+    if (!info?.suspended || !api.asleep(info)) return this.stream.start(); // somebody was faster
+    this.#showState(info.state);
+    view.showConnection(State.asleep);
+    const action = info.suspended.may ? { label: 'Wake it', act: () => this.#wake() } : { label: 'Look again', act: () => this.stream.start() };
+    view.showNotice({ ...suspendedOf(info.suspended), action });
+  }
+
+  async #wake() {
+    try {
+      await api.wake(this.#session);
+      this.#link.since = Date.now();
+      this.stream.start();
+    } catch (error) {
+      this.#complain(error);
+    }
   }
 
   #learn(info) {
@@ -194,33 +216,33 @@ export class Attachment {
     this.#tick();
   }
 
-  #know({ clients, more, holder, lead, asking, title }) {
+  #know({ clients, more, holder, holder_uid, holder_shown, lead, asking, title }) {
     const facts = this.#facts;
     if (clients) {
-      Object.assign(facts, { clients, more: more ?? 0, holder: holder ?? null, lead: lead ?? null, asking: asking ?? [] });
+      Object.assign(facts, { clients, more: more ?? 0, holder: holder ? { actor: holder, uid: holder_uid, shown: holder_shown } : null, lead: lead ?? null, asking: asking ?? [] });
       // Of a crowd not all are named each time.
-      facts.actor = clients.find(({ client }) => client === this.#self)?.actor ?? facts.actor;
+      facts.own = clients.find(({ client }) => client === this.#self) ?? facts.own;
     }
-    this.#kept = this.#kept.filter((one) => facts.asking.includes(one));
+    this.#kept = this.#kept.filter((one) => facts.asking.some((other) => sameActor(one, other)));
     if (title !== undefined && title !== facts.title) {
       facts.title = title;
       this.#on.named();
     }
-    const marked = facts.clients.map((client) => ({ ...client, lead: client.client === facts.lead, turn: client.actor === facts.holder, asks: facts.asking.includes(client.actor) }));
+    const marked = facts.clients.map((client) => ({ ...client, lead: client.client === facts.lead, turn: sameActor(client, facts.holder), asks: facts.asking.some((one) => sameActor(one, client)) }));
     view.showClients(marked, this.#self, facts.more);
     this.#stand();
   }
 
   #stand() {
-    const { actor, clients, holder, asking } = this.#facts;
+    const { own, clients, holder, asking } = this.#facts;
     const ended = this.#state?.activity === 'ended';
-    const here = clients.some((one) => one.actor === holder && one.mode !== 'view');
-    const standing = standingOf({ mode: this.mode, holder, actor, why: this.#why, ended, here, asking, kept: this.#kept });
+    const here = clients.some((one) => sameActor(one, holder) && one.mode !== 'view');
+    const standing = standingOf({ mode: this.mode, holder, own, why: this.#why, ended, here, asking, kept: this.#kept });
     const acts = {
       take: () => this.#take(),
       type: () => this.stream.setMode('write'),
       ask: () => this.#turn('ask'),
-      give: () => this.#turn('release', { to: standing.to }),
+      give: () => this.#turn('release', { to: standing.to.actor, to_uid: standing.to.uid ?? '' }),
       keep: () => { this.#kept.push(...asking); this.#stand(); },
     };
     view.showStanding(standing, (act) => { acts[act](); this.#screen.focus(); });

@@ -57,8 +57,19 @@ export function hue(text) {
   return hash;
 }
 
-/** `system:serviceaccount:team:ana` is `ana` where there is little room. */
-export const shortName = (actor) => harmless(actor, 200).split(':').at(-1).slice(0, 24) || 'somebody';
+/** What to show of an actor: the session says it, so that no two names look the same. */
+export const shownName = (one) => harmless(one?.shown || one?.actor, 200);
+
+/** Whether two are one: the whole name, and the UID. */
+export const sameActor = (a, b) => Boolean(a && b) && a.actor === b.actor && (a.uid ?? '') === (b.uid ?? '');
+
+/** `system:serviceaccount:team:ana` is `ana (team)` where there is little room. No other name is
+ * shown with parentheses. */
+export function shortName(shown) {
+  const clean = harmless(shown, 200);
+  const account = /^system:serviceaccount:([^:]+):([^:]+)$/.exec(clean);
+  return account ? `${account[2]} (${account[1]})` : clean || 'somebody';
+}
 
 export function face(actor, attributes = {}) {
   const name = shortName(actor);

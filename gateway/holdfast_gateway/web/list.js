@@ -2,7 +2,7 @@
 // the arrow keys. It is made once and kept up to date, so that a glance, a focus and what is typed
 // in the filter stay.
 
-import { age, byId, element, face, harmless, icon, keep, shortName } from './dom.js';
+import { age, byId, element, face, harmless, icon, keep, shortName, shownName } from './dom.js';
 import { format, keyOf, named } from './route.js';
 import { badge, showPage } from './view.js';
 
@@ -11,7 +11,7 @@ const MOST_FACES = 4;
 /** Whether a session answers to all words: of its name, state, command, title, people, node. */
 export function matches(entry, words) {
   const { session, namespace, title, command, phase, node, state, clients } = entry;
-  const people = (clients ?? []).map(({ actor }) => actor);
+  const people = (clients ?? []).map(shownName);
   const text = [session, namespace, title, command, phase, node, state?.activity, state?.sentence, people]
     .flat().join(' ').toLowerCase();
   return words.toLowerCase().split(/\s+/).every((word) => text.includes(word));
@@ -30,7 +30,7 @@ export function grouped(entries) {
 }
 
 function people(clients) {
-  const actors = [...new Set(clients.map(({ actor }) => String(actor)))];
+  const actors = [...new Set(clients.map(shownName))];
   const label = actors.length === 0 ? 'nobody attached' : actors.map(shortName).join(', ');
   const rest = actors.length - MOST_FACES;
   return element('span', { class: 'people', title: harmless(actors.join(', '), 300) || label },
@@ -62,7 +62,7 @@ function card(entry) {
 
 // What of an entry is shown: no byte counter makes a row anew.
 const markOf = ({ title, command, state, clients, node, epoch, phase, created }) =>
-  JSON.stringify([title, command, state, (clients ?? []).map(({ actor }) => actor), node, epoch, phase, age(Date.now() / 1000 - created)]);
+  JSON.stringify([title, command, state, (clients ?? []).map(shownName), node, epoch, phase, age(Date.now() / 1000 - created)]);
 
 export class SessionList {
   #entries = [];

@@ -227,7 +227,7 @@ function showAbout(box, session, facts) {
     ['Phase', facts.phase],
     ['Node', facts.node],
     ['Epoch', facts.epoch],
-    ['Turn', facts.holder],
+    ['Turn', facts.holder_shown || facts.holder],
     ['Size', facts.columns ? `${facts.columns} × ${facts.rows}` : null],
     ['Output', Number.isFinite(facts.seq) ? `${count.format(facts.seq)} bytes since it began` : null],
     ['Begun', created],

@@ -1,6 +1,6 @@
 // What a person is told of a session's state: words and steps. Pure: facts in, words out.
 
-import { harmless, sentence, shortName } from './dom.js';
+import { harmless, sameActor, sentence, shortName, shownName } from './dom.js';
 
 // Half a second of trouble is not worth a word: a restarted sidecar or gateway is back by then.
 export const QUIET_MS = 500;
@@ -67,6 +67,13 @@ export function onItsWay(phase, way = null) {
   return own === 'restoring' || (own === 'starting' && way !== null) ? { way: way ?? own, step: 1 } : { way: own, step };
 }
 
+/** What stands over the terminal of a session that sleeps until somebody wakes it. */
+export function suspendedOf({ wakes, since, may }) {
+  const when = since ? `, ${harmless(since, 40)}` : '';
+  const why = wakes === 'asked' ? `Somebody suspended it${when}.` : `Nobody used it${when}.`;
+  return { title: 'Suspended', text: may ? `${why} It goes on where it was.` : `${why} To wake it needs the right to create sessions/wake.` };
+}
+
 /** How much of a session that moves has been copied; '' if that is not known. Not all, as long as it moves. */
 export function percentOf({ sent, expected }) {
   return sent >= 0 && expected > 0 ? `${Math.min(99, Math.floor((100 * sent) / expected))} %` : '';
@@ -101,20 +108,21 @@ export function noticeOf({ link, until = 0, now, since, attached, news, newsSinc
 
 /** The line under the terminal of somebody who cannot type now, or whom others ask for the turn;
  * null: there is nothing to say. `act` is what its button does, `also` another; `may`: he can type.
- * facts: {mode, holder, actor, why, ended, here, asking, kept}
+ * facts: {mode, holder, own, why, ended, here, asking, kept}; people as the session names them
  *   here: whether its holder is; asking: who would like to have it; kept: who was told "not now" */
-export function standingOf({ mode, holder, actor, why, ended, here = false, asking = [], kept = [] }) {
+export function standingOf({ mode, holder, own, why, ended, here = false, asking = [], kept = [] }) {
   if (ended) return null;
   if (mode === 'view' && why) {
     return { sign: 'eye', text: 'You may look, not type.', detail: `${sentence(why.message)} ${sentence(why.advice)}`.trim(), act: 'type', label: 'Try again' };
   }
   if (mode === 'view') return { sign: 'eye', text: 'You are watching.', detail: '', act: 'type', label: 'Type here too' };
-  if (!holder || !actor) return null;
-  return holder === actor ? askedOf(asking.filter((one) => !kept.includes(one))) : without(holder, here, asking.includes(actor));
+  if (!holder || !own) return null;
+  const among = (one, all) => all.some((other) => sameActor(one, other));
+  return sameActor(holder, own) ? askedOf(asking.filter((one) => !among(one, kept))) : without(holder, here, among(own, asking));
 }
 
 function without(holder, here, asked) {
-  const line = { sign: 'pen', text: `${shortName(holder)} has the turn.`, full: harmless(holder, 200), detail: 'What you type is not taken.' };
+  const line = { sign: 'pen', text: `${shortName(shownName(holder))} has the turn.`, full: shownName(holder), detail: 'What you type is not taken.' };
   const take = { act: 'take', label: asked || !here ? 'Take the turn' : 'Take it' };
   if (asked) return { ...line, detail: 'You have asked for it.', ...take };
   return here ? { ...line, act: 'ask', label: 'Ask for it', also: take } : { ...line, ...take };
@@ -124,7 +132,7 @@ function askedOf([first, ...rest]) {
   if (first === undefined) return null;
   const detail = rest.length > 0 ? `So do ${rest.length} more.` : 'You have it.';
   return {
-    sign: 'hand', text: `${shortName(first)} asks for the turn.`, full: harmless(first, 200), detail, may: true,
+    sign: 'hand', text: `${shortName(shownName(first))} asks for the turn.`, full: shownName(first), detail, may: true,
     act: 'give', label: 'Give it', to: first, also: { act: 'keep', label: 'Not now' },
   };
 }

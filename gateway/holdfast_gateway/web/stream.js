@@ -15,6 +15,7 @@ export const State = Object.freeze({
   waiting: 'waiting', // for the next attempt, at `until`
   behind: 'behind', // connected, but output is not taken until the terminal has caught up
   ended: 'ended',
+  asleep: 'asleep', // suspended until somebody wakes it; `start` again then
   refused: 'refused', // no token, or one that is not valid any more; `start` again with another
   forbidden: 'forbidden', // not even to look
   gone: 'gone', // no such session
@@ -25,7 +26,7 @@ export const State = Object.freeze({
 const FAREWELLS = new Set(['unauthenticated', 'forbidden', 'unsupported']);
 const SKIPPED = new Set(['snapshot', 'output', 'gap', 'resize']);
 const FINAL = new Set([
-  State.ended, State.refused, State.forbidden, State.gone, State.unsupported, State.stopped,
+  State.ended, State.asleep, State.refused, State.forbidden, State.gone, State.unsupported, State.stopped,
 ]);
 
 // The first retry is at once: a restarted gateway or sidecar is back within that time.

@@ -31,8 +31,9 @@ export function entries(records) {
   for (const record of records) {
     const { kind, client } = record;
     if (kind === 'job') jobs.set(record.job, record.command ?? record.argv?.join(' '));
-    if (kind === 'join') known.set(client, { actor: record.actor, modality: record.modality });
-    const who = { actor: record.actor ?? known.get(client)?.actor ?? null, modality: record.modality ?? known.get(client)?.modality ?? '' };
+    if (kind === 'join') known.set(client, { actor: record.shown ?? record.actor, uid: record.uid, modality: record.modality });
+    const own = record.actor === undefined ? known.get(client) : { actor: record.shown ?? record.actor, uid: record.uid };
+    const who = { actor: own?.actor ?? null, uid: own?.uid ?? '', modality: record.modality ?? known.get(client)?.modality ?? '' };
     if (kind === 'input') addInput(found, record, who);
     else {
       const made = lineOf(record, jobs.get(record.job) ?? record.job);
@@ -44,7 +45,7 @@ export function entries(records) {
 
 function addInput(found, { time, bytes, client }, who) {
   const last = found.at(-1);
-  if (last?.kind === 'input' && last.client === client && last.actor === who.actor && time - last.until <= PAUSE_SECONDS) {
+  if (last?.kind === 'input' && last.client === client && last.actor === who.actor && last.uid === who.uid && time - last.until <= PAUSE_SECONDS) {
     last.bytes += bytes;
     last.until = time;
   } else {

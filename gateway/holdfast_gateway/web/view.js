@@ -1,7 +1,7 @@
 // What the page shows around the terminal. Facts in, elements out; no network, no state but the
 // elements.
 
-import { button, byId, element, face, harmless, icon, shortName } from './dom.js';
+import { button, byId, element, face, harmless, icon, shortName, shownName } from './dom.js';
 import { keyOf, named } from './route.js';
 import { ACTIVITIES, activityOf, ending } from './states.js';
 
@@ -44,7 +44,7 @@ const MOST_CHIPS = 4;
 
 function chip(client, self) {
   const own = client.client === self;
-  const actor = harmless(client.actor, 120) || 'somebody';
+  const actor = shownName(client) || 'somebody';
   const watching = client.mode === 'view';
   const facts = [actor, harmless(client.modality, 16), `${client.columns}×${client.rows}`];
   if (client.turn) facts.push('has the turn');
@@ -69,7 +69,7 @@ export function showClients(clients, self, unnamed = 0) {
   const rest = ordered.slice(MOST_CHIPS);
   const more = rest.length + unnamed;
   if (more > 0) {
-    const title = rest.map((c) => `${harmless(c.actor, 120)} · ${harmless(c.modality, 16)}`).join('\n');
+    const title = rest.map((c) => `${shownName(c)} · ${harmless(c.modality, 16)}`).join('\n');
     const count = element('span', { class: 'more-count' }, `+${more}`);
     shown.push(element('li', { class: 'client more', title, 'aria-label': `${more} more` }, count));
   }
@@ -77,7 +77,7 @@ export function showClients(clients, self, unnamed = 0) {
 }
 
 const CONNECTIONS = {
-  connecting: 'connecting', connected: 'live', waiting: 'reconnecting', behind: 'catching up', ended: 'ended', gone: 'gone',
+  connecting: 'connecting', connected: 'live', waiting: 'reconnecting', behind: 'catching up', ended: 'ended', asleep: 'suspended', gone: 'gone',
   refused: 'signed out', forbidden: 'refused', unsupported: 'refused', stopped: '',
 };
 

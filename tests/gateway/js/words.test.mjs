@@ -92,29 +92,41 @@ test('phases on the way are told, and waking stays waking through what it passes
 });
 
 test('who cannot type is told why, and what he can do', () => {
-  const why = { code: 'forbidden', message: 'bo may not create sessions/input', advice: 'ask for it' };
-  assert.equal(standingOf({ mode: 'write', holder: 'ana', actor: 'ana' }), null);
-  assert.equal(standingOf({ mode: 'write', holder: null, actor: 'ana' }), null);
-  assert.equal(standingOf({ mode: 'write', holder: 'bo', actor: 'ana' }).act, 'take');
-  assert.equal(standingOf({ mode: 'view', holder: 'bo', actor: 'ana' }).label, 'Type here too');
+  const why = { code: 'forbidden', message: 'bo may not create sessions/type', advice: 'ask for it' };
+  assert.equal(standingOf({ mode: 'write', holder: { actor: 'ana' }, own: { actor: 'ana' } }), null);
+  assert.equal(standingOf({ mode: 'write', holder: null, own: { actor: 'ana' } }), null);
+  assert.equal(standingOf({ mode: 'write', holder: { actor: 'bo' }, own: { actor: 'ana' } }).act, 'take');
+  assert.equal(standingOf({ mode: 'view', holder: { actor: 'bo' }, own: { actor: 'ana' } }).label, 'Type here too');
   assert.equal(standingOf({ mode: 'view', ended: true }), null);
-  const elsewhere = { mode: 'write', holder: 'system:serviceaccount:team:bo', actor: 'ana', here: true };
-  assert.deepEqual([standingOf(elsewhere).text, standingOf(elsewhere).act, standingOf(elsewhere).also.act], ['bo has the turn.', 'ask', 'take']);
-  const asked = standingOf({ ...elsewhere, asking: ['ana'] });
+  const bo = { actor: 'system:serviceaccount:team:bo', uid: 'u-1' };
+  const elsewhere = { mode: 'write', holder: bo, own: { actor: 'ana' }, here: true };
+  assert.deepEqual([standingOf(elsewhere).text, standingOf(elsewhere).act, standingOf(elsewhere).also.act], ['bo (team) has the turn.', 'ask', 'take']);
+  const asked = standingOf({ ...elsewhere, asking: [{ actor: 'ana', uid: '' }] });
   assert.deepEqual([asked.detail, asked.act, asked.also], ['You have asked for it.', 'take', undefined]);
   const { text, detail } = standingOf({ mode: 'view', why });
   assert.equal(text, 'You may look, not type.');
-  assert.equal(detail, 'Bo may not create sessions/input. Ask for it.');
+  assert.equal(detail, 'Bo may not create sessions/type. Ask for it.');
 });
 
 test('who has the turn hears who asks for it', () => {
-  const own = { mode: 'write', holder: 'ana', actor: 'ana', here: true };
-  const one = standingOf({ ...own, asking: ['system:serviceaccount:team:bo'] });
-  assert.deepEqual([one.text, one.act, one.to, one.may], ['bo asks for the turn.', 'give', 'system:serviceaccount:team:bo', true]);
-  assert.equal(standingOf({ ...own, asking: ['bo', 'cy', 'di'] }).detail, 'So do 2 more.');
-  assert.equal(standingOf({ ...own, asking: ['bo', 'cy'], kept: ['bo'] }).to, 'cy');
-  assert.equal(standingOf({ ...own, asking: ['bo'], kept: ['bo'] }), null);
-  assert.equal(standingOf({ ...own, asking: ['bo'], ended: true }), null);
+  const own = { mode: 'write', holder: { actor: 'ana' }, own: { actor: 'ana' }, here: true };
+  const [bo, cy, di] = ['system:serviceaccount:team:bo', 'cy', 'di'].map((actor) => ({ actor }));
+  const one = standingOf({ ...own, asking: [bo] });
+  assert.deepEqual([one.text, one.act, one.to, one.may], ['bo (team) asks for the turn.', 'give', bo, true]);
+  assert.equal(standingOf({ ...own, asking: [bo, cy, di] }).detail, 'So do 2 more.');
+  assert.equal(standingOf({ ...own, asking: [bo, cy], kept: [bo] }).to, cy);
+  assert.equal(standingOf({ ...own, asking: [bo], kept: [bo] }), null);
+  assert.equal(standingOf({ ...own, asking: [bo], ended: true }), null);
+});
+
+test('two people who differ in a name or a UID are two (attack 35)', () => {
+  const own = { mode: 'write', own: { actor: 'ana', uid: 'u-1' }, here: true };
+  for (const holder of [{ actor: 'ana', uid: 'u-2' }, { actor: 'ana\u200b', uid: 'u-1', shown: 'ana~0123456789' }]) {
+    assert.equal(standingOf({ ...own, holder }).act, 'ask');
+  }
+  assert.equal(standingOf({ ...own, holder: { actor: 'ana', uid: 'u-1' } }), null);
+  assert.equal(standingOf({ ...own, holder: { actor: 'ana\u200b', shown: 'ana~0123456789' } }).text, 'ana~0123456789 has the turn.');
+  assert.notEqual(shortName('system:serviceaccount:team:bo'), shortName('system:serviceaccount:prod:bo'));
 });
 
 test('how much each computed since the look before', () => {
@@ -140,7 +152,7 @@ test('sentences do not capitalize names', () => {
   assert.equal(sentence('system:serviceaccount:a:b may not'), 'system:serviceaccount:a:b may not.');
   assert.equal(sentence('try again.'), 'Try again.');
   assert.equal(sentence(''), '');
-  assert.equal(shortName('system:serviceaccount:team:ana'), 'ana');
+  assert.equal(shortName('system:serviceaccount:team:ana'), 'ana (team)');
   assert.equal(shortName(''), 'somebody');
 });
 

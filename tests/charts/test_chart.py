@@ -135,6 +135,11 @@ def test_what_is_installed(render: Render) -> None:
         ("ServiceAccount", "holdfast"),
         ("ServiceAccount", "holdfast-gateway"),
         ("ServiceAccount", "holdfast-node"),
+        *(
+            (f"ValidatingAdmissionPolicy{kind}", f"holdfast-{name}")
+            for kind in ("", "Binding")
+            for name in ("agents", "gateway", "operator", "orders", "pods", "sessions")
+        ),
         ("ValidatingWebhookConfiguration", "holdfast-webhook"),
     ]
 

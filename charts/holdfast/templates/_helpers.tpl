@@ -67,3 +67,48 @@ app.kubernetes.io/component: gateway
 {{- define "holdfast.account" -}}
 {{- default (include "holdfast.fullname" .) .Values.serviceAccount.name -}}
 {{- end -}}
+
+{{/* The accounts that the admission policies are about, as the API server names them. */}}
+{{- define "holdfast.operatorUser" -}}
+{{- printf "system:serviceaccount:%s:%s" .Release.Namespace (include "holdfast.account" .) -}}
+{{- end -}}
+
+{{- define "holdfast.agentUser" -}}
+{{- printf "system:serviceaccount:%s:%s-node" .Release.Namespace (include "holdfast.fullname" .) -}}
+{{- end -}}
+
+{{- define "holdfast.gatewayUser" -}}
+{{- printf "system:serviceaccount:%s:%s" .Release.Namespace (include "holdfast.gateway" .) -}}
+{{- end -}}
+
+{{/* Not empty: the API server has ValidatingAdmissionPolicies (since Kubernetes 1.30), and they are wanted. */}}
+{{- define "holdfast.policies" -}}
+{{- if and .Values.admission.policies (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) -}}
+yes
+{{- end -}}
+{{- end -}}
+
+{{/* A list of strings in CEL. */}}
+{{- define "holdfast.celList" -}}
+[{{ range $i, $one := . }}{{ if $i }}, {{ end }}{{ squote $one }}{{ end }}]
+{{- end -}}
+
+{{/* In CEL: whether the namespace of a request is one that this holdfast serves. */}}
+{{- define "holdfast.served" -}}
+!(request.namespace in {{ include "holdfast.celList" (list "kube-system" "kube-public" "kube-node-lease" .Release.Namespace) }})
+{{- with .Values.operator.watchNamespaces }} && request.namespace in {{ include "holdfast.celList" . }}{{ end }}
+{{- range $key, $value := .Values.operator.namespaceLabels }} && namespaceObject.metadata.?labels[?{{ squote $key }}].orValue('') == {{ squote $value }}{{ end }}
+{{- end -}}
+
+{{/* A policy is nothing without its binding. Give it the policy's name. */}}
+{{- define "holdfast.policyBinding" -}}
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {{ .name }}
+  labels:
+    {{- include "holdfast.labels" .root | nindent 4 }}
+spec:
+  policyName: {{ .name }}
+  validationActions: [Deny]
+{{- end -}}

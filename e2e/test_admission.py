@@ -350,7 +350,8 @@ def test_the_operators_token_writes_only_what_a_session_needs(lab: Lab, steal: S
     session, thief = lab.session("needs", "bash", "--norc"), steal("holdfast")
     meta: Json = {
         "labels": {names.SESSION_LABEL: session.name}, "namespace": "default",
-                  "ownerReferences": [owner(session)], "name": names.access_name(session.name)}  # fmt: skip
+        "ownerReferences": [owner(session)], "name": names.access_name(session.name),
+    }  # fmt: skip
     lease: Json = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": {}}
     system = {**lease, "metadata": {"name": "kube-scheduler", "namespace": "kube-system"}}
     refused("operator", "does not serve", thief.make, system)

@@ -209,6 +209,7 @@ def test_the_operators_environment(render: Render) -> None:
         "HOLDFAST_POD_NAME": {"fieldPath": "metadata.name"},
         "HOLDFAST_GATEWAY": "holdfast-gateway-uplink.holdfast-system.svc:7070",
         "HOLDFAST_GATEWAY_CA": {"name": "holdfast-gateway", "key": "ca.crt"},
+        "HOLDFAST_ADMISSION_POLICIES": "true",
         "HOLDFAST_WEBHOOK_KEYS": "/etc/holdfast-webhook",
     }
 

@@ -112,3 +112,61 @@ spec:
   policyName: {{ .name }}
   validationActions: [Deny]
 {{- end -}}
+
+{{- define "holdfast.keysSecret" -}}
+{{- default (printf "%s-keys" (include "holdfast.fullname" .)) .Values.keys.existingSecret -}}
+{{- end -}}
+
+{{/* What holdfast-keys is to make, and where it runs. */}}
+{{- define "holdfast.keysPod" -}}
+serviceAccountName: {{ include "holdfast.fullname" .root }}-{{ .account }}
+automountServiceAccountToken: true
+enableServiceLinks: false
+restartPolicy: OnFailure
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  seccompProfile: {type: RuntimeDefault}
+{{- with .root.Values.operator.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.operator.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+containers:
+- name: keys
+  image: {{ include "holdfast.image" .root | quote }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command: [holdfast-keys, {{ .verb }}]
+  env:
+  - {name: HOLDFAST_NAMESPACE, value: {{ .root.Release.Namespace | quote }}}
+  - {name: HOLDFAST_FULLNAME, value: {{ include "holdfast.fullname" .root | quote }}}
+  - {name: HOLDFAST_KEYS_GENERATION, value: {{ .root.Values.keys.generation | quote }}}
+  - {name: HOLDFAST_KEYS_CA_GENERATION, value: {{ .root.Values.keys.caGeneration | quote }}}
+  {{- $gateway := .root.Values.gateway }}
+  - {name: HOLDFAST_MAKE_KEYS, value: {{ and .root.Values.nodeAgent.enabled (not .root.Values.keys.existingSecret) | quote }}}
+  - {name: HOLDFAST_MAKE_GATEWAY, value: {{ and $gateway.enabled (not $gateway.tls.existingSecret) | quote }}}
+  - {name: HOLDFAST_MAKE_WEBHOOK, value: {{ ne (include "holdfast.webhook" .root) "" | quote }}}
+  - {name: HOLDFAST_MAKE_SSH, value: {{ and $gateway.enabled $gateway.ssh.enabled (not $gateway.ssh.hostKeySecret) | quote }}}
+  - {name: HOLDFAST_HOSTS, value: {{ join "," $gateway.hosts | quote }}}
+  resources:
+    requests: {cpu: 10m, memory: 64Mi}
+    limits: {memory: 256Mi}
+  securityContext:
+    allowPrivilegeEscalation: false
+    readOnlyRootFilesystem: true
+    capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- define "holdfast.hook" -}}
+helm.sh/hook: {{ .when }}
+helm.sh/hook-weight: {{ .weight | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}

@@ -119,13 +119,13 @@ def decide(wanted: Wanted, found: Found, now: datetime) -> list[Put]:
             made.append(Put(SECRETS, which, data, fresh=before is None))
 
     if wanted.keys:
-        before = found.get(f"{name}-node") or {}
-        keys = _keys(wanted, found.get(f"{name}-keys") or {}, before, now)
+        # --- until agents ask for certificates of their own: then only what an older chart left ---
+        shared = _shared(found.get(f"{name}-node") or {}, now)
+        secret(f"{name}-node", shared)
+        # -------------------------------------------------------------------------------------------
+        keys = _keys(wanted, found.get(f"{name}-keys") or {}, shared, now)
         secret(f"{name}-keys", keys)
         made.append(Put(CONFIG_MAPS, f"{name}-node-ca", {"ca-bundle.crt": keys["ca-bundle.crt"]}))
-        # --- until agents ask for certificates of their own: their shared Secret -----------------
-        secret(f"{name}-node", _shared(before, now))
-        # -----------------------------------------------------------------------------------------
     if wanted.gateway:
         secret(f"{name}-gateway", _served(found.get(f"{name}-gateway") or {}, "holdfast-gateway",
                                           gateway_names(wanted), now))  # fmt: skip

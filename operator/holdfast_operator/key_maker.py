@@ -122,7 +122,7 @@ def decide(wanted: Wanted, found: Found, now: datetime) -> list[Put]:
         # --- until agents ask for certificates of their own: then only what an older chart left ---
         shared = _shared(found.get(f"{name}-node") or {}, now)
         secret(f"{name}-node", shared)
-        # -------------------------------------------------------------------------------------------
+        # -----------------------------------------------------------------------------------------
         keys = _keys(wanted, found.get(f"{name}-keys") or {}, shared, now)
         secret(f"{name}-keys", keys)
         made.append(Put(CONFIG_MAPS, f"{name}-node-ca", {"ca-bundle.crt": keys["ca-bundle.crt"]}))

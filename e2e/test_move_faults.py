@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pytest
 from e2e.cluster import faults
 from e2e.cluster.places import KUBECONFIG, REPOSITORY, SHARED
 from e2e.cluster.running import running
-from e2e.lab import LEASE, Lab, Session, command_line, container_pids, until
+from e2e.lab import LEASE, NODE_PATH, Lab, Session, command_line, container_pids, until
 from e2e.movers import (
     MOVED_WITHIN,
     WALKER,
@@ -345,7 +344,7 @@ def test_a_restore_that_fails(lab: Lab) -> None:
     (SHARED / name).unlink(missing_ok=True)
     options = shared()
     options["container"]["volumeMounts"].append({"name": "local", "mountPath": "/local"})
-    local = {"path": f"/tmp/holdfast-{os.getpid()}", "type": "DirectoryOrCreate"}
+    local = {"path": NODE_PATH, "type": "DirectoryOrCreate"}
     options["pod"]["volumes"].append({"name": "local", "hostPath": local})
     session = lab.session(
         name, "python3", "-c", NODE_LOCAL, f"/shared/{name}", "0.05", node=lab.away(), **options

@@ -71,6 +71,11 @@ class App:
 
     async def start(self) -> None:
         """Until the Session kind is served; then everything runs in the background."""
+        if not self.settings.policies:
+            log.warning(
+                "no admission policies: agents tell true orders by their signature alone",
+                advice="use Kubernetes 1.30 or later, and leave admission.policies on",
+            )
         await self._listen(self._http, self.settings.port)
         await self._kube.__aenter__()
         await self._served()

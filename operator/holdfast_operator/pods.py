@@ -80,6 +80,7 @@ def build(
         *(spec.get("initContainers") or ()),
         _sidecar(session, epoch, notice, command, settings),
     ]
+    _confine(spec)
     spec["containers"] = [
         _session(container, session, command, agents)
         if container.get("name") == names.SESSION_CONTAINER
@@ -94,6 +95,25 @@ def build(
         "metadata": _metadata(session, epoch, given.get("metadata") or {}),
         "spec": spec,
     }
+
+
+def _confine(spec: Manifest) -> None:
+    """What a template does not say about confinement is the safe way."""
+    whole = spec["securityContext"] = dict(spec.get("securityContext") or {})
+    if not whole.get("seccompProfile"):
+        whole["seccompProfile"] = {"type": "RuntimeDefault"}
+    for kind in ("initContainers", "containers"):
+        spec[kind] = [_unprivileged(container) for container in spec.get(kind) or ()]
+
+
+def _unprivileged(container: Manifest) -> Manifest:
+    own = dict(container.get("securityContext") or {})
+    added = (own.get("capabilities") or {}).get("add") or ()
+    # The API server refuses the two together.
+    contradicts = own.get("privileged") or {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(added)
+    if own.get("allowPrivilegeEscalation") is None and not contradicts:
+        own["allowPrivilegeEscalation"] = False
+    return {**container, "securityContext": own} if own else container
 
 
 def target(

@@ -35,6 +35,7 @@ class Settings:
     port: int = 8080
     gateway: str = ""  # where sidecars dial it: host:port; "": there is none
     gateway_ca: str = ""  # PEM, by which they know it
+    policies: bool = True  # the chart's ValidatingAdmissionPolicies are there
     webhook_keys: str = ""  # the folder with its certificate, key and path; "": no webhook
     limits: Limits = NO_LIMITS  # of the checkpoints of a namespace
     journal_file_bytes: str = ""  # of the sidecar's journal; "": as the sidecar has it
@@ -67,6 +68,7 @@ class Settings:
             port=_port(env.get("HOLDFAST_PORT") or "8080"),
             gateway=env.get("HOLDFAST_GATEWAY", ""),
             gateway_ca=_authority(env),
+            policies=env.get("HOLDFAST_ADMISSION_POLICIES", "true") != "false",
             webhook_keys=env.get("HOLDFAST_WEBHOOK_KEYS", ""),
         )
 

@@ -40,7 +40,8 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="session")
 def render(helm: Run, tmp_path_factory: pytest.TempPathFactory) -> Render:
-    """What helm would install with these values, in order."""
+    """What helm would install with these values, in order; or what its hooks would run before and
+    after, with `hooks=True`."""
     file = tmp_path_factory.mktemp("values") / "values.yaml"
 
     @functools.cache
@@ -52,7 +53,12 @@ def render(helm: Run, tmp_path_factory: pytest.TempPathFactory) -> Render:
         assert made.returncode == 0, made.stderr
         return [item for item in yaml.safe_load_all(made.stdout) if item]
 
-    def rendered(**values: Any) -> list[dict[str, Any]]:
-        return copy.deepcopy(output(yaml.safe_dump(values)))
+    def rendered(*, hooks: bool = False, **values: Any) -> list[dict[str, Any]]:
+        every = copy.deepcopy(output(yaml.safe_dump(values)))
+        return [item for item in every if _is_hook(item) is hooks]
 
     return rendered
+
+
+def _is_hook(item: dict[str, Any]) -> bool:
+    return "helm.sh/hook" in item["metadata"].get("annotations", {})

@@ -56,6 +56,9 @@ VALUES: dict[str, dict[str, Any]] = {
 }
 
 
+POLICIES = ("agents", "gateway", "operator", "orders", "pods", "sessions")
+
+
 def by_name(items: list[dict[str, Any]]) -> Named:
     found = {(item["kind"], item["metadata"]["name"]): item for item in items}
     kinds = [item["kind"] for item in items]
@@ -122,13 +125,13 @@ def test_what_is_installed(render: Render) -> None:
         ("DaemonSet", "holdfast-node"),
         ("Deployment", "holdfast"),
         ("Deployment", "holdfast-gateway"),
+        ("NetworkPolicy", "holdfast"),
+        ("NetworkPolicy", "holdfast-gateway"),
+        ("NetworkPolicy", "holdfast-node"),
         ("PodDisruptionBudget", "holdfast-gateway"),
         ("Role", "holdfast-leader"),
         ("RoleBinding", "holdfast-gateway-front"),
         ("RoleBinding", "holdfast-leader"),
-        ("Secret", "holdfast-gateway"),
-        ("Secret", "holdfast-node"),
-        ("Secret", "holdfast-webhook"),
         ("Service", "holdfast-gateway"),
         ("Service", "holdfast-gateway-front"),
         ("Service", "holdfast-gateway-uplink"),
@@ -136,6 +139,8 @@ def test_what_is_installed(render: Render) -> None:
         ("ServiceAccount", "holdfast"),
         ("ServiceAccount", "holdfast-gateway"),
         ("ServiceAccount", "holdfast-node"),
+        *(("ValidatingAdmissionPolicy", f"holdfast-{name}") for name in POLICIES),
+        *(("ValidatingAdmissionPolicyBinding", f"holdfast-{name}") for name in POLICIES),
         ("ValidatingWebhookConfiguration", "holdfast-webhook"),
     ]
 
@@ -205,6 +210,8 @@ def test_the_operators_environment(render: Render) -> None:
         "HOLDFAST_POD_NAME": {"fieldPath": "metadata.name"},
         "HOLDFAST_GATEWAY": "holdfast-gateway-uplink.holdfast-system.svc:7070",
         "HOLDFAST_GATEWAY_CA": {"name": "holdfast-gateway", "key": "ca.crt"},
+        "HOLDFAST_ADMISSION_POLICIES": "true",
+        "HOLDFAST_AGENT_ACCOUNT": "holdfast-system:holdfast-node",
         "HOLDFAST_WEBHOOK_KEYS": "/etc/holdfast-webhook",
     }
 
@@ -293,6 +300,7 @@ def test_restricted_profile(render: Render, name: str) -> None:
         "runAsNonRoot": True,
         "runAsUser": 65532,
         "runAsGroup": 65532,
+        "fsGroup": 65532,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     assert container["securityContext"] == {
@@ -302,7 +310,7 @@ def test_restricted_profile(render: Render, name: str) -> None:
     }
     assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & pod.keys()
     kinds = {volume["name"]: set(volume) - {"name"} for volume in pod["volumes"]}
-    assert kinds == {"tmp": {"emptyDir"}, "webhook": {"secret"}}
+    assert kinds == {"tmp": {"emptyDir"}, "webhook": {"secret"}, "keys": {"secret"}}
     assert not any("hostPort" in port for port in container["ports"])
     assert {"requests", "limits"} <= container["resources"].keys()
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from holdfast_gateway.cluster_settings import Settings
+from holdfast_operator import key_maker
+from holdfast_operator.key_maker import Wanted, decide
 from holdfast_wire import uplink
 
 from .test_chart import Run, deployed, environment, operator
@@ -37,17 +39,21 @@ def test_the_restricted_profile_and_no_key_that_signs(render: Render) -> None:
 
 
 def test_a_certificate_for_the_names_it_is_reached_by(render: Render) -> None:
-    items = render(gateway={"hosts": ["holdfast.example.com"]})
-    data = one(items, "Secret", "holdfast-gateway")["data"]
-    pem = {key: base64.b64decode(value) for key, value in data.items()}
+    """Of holdfast-keys, told the release's names by the chart."""
+    values = {"gateway": {"hosts": ["holdfast.example.com"]}}
+    items = render(**values)
+    job = one(render(hooks=True, **values), "Job", "holdfast-keys-make")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    wanted = Wanted.from_env({one["name"]: one["value"] for one in container["env"]})
+    found = dict.fromkeys(key_maker.names_of(wanted))
+    made = {put.name: put.data for put in decide(wanted, found, datetime.now(UTC))}
+    pem = made["holdfast-gateway"]
     authority, leaf = (x509.load_pem_x509_certificate(pem[f"{name}.crt"]) for name in ("ca", "tls"))
     leaf.verify_directly_issued_by(authority)
     assert isinstance(leaf.public_key(), ec.EllipticCurvePublicKey)
     named = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     names = named.get_values_for_type(x509.DNSName)
-    aggregated = one(items, "APIService", "v1alpha1.subresources.holdfast.dev")["spec"]
-    service = aggregated["service"]
-    assert base64.b64decode(aggregated["caBundle"]) == pem["ca.crt"]
+    service = one(items, "APIService", "v1alpha1.subresources.holdfast.dev")["spec"]["service"]
     host = f"{service['name']}.{service['namespace']}.svc"
     dialled = environment(operator(items)[1])["HOLDFAST_GATEWAY"]
     assert {host, dialled.rpartition(":")[0], "holdfast.example.com"} <= set(names)
@@ -75,19 +81,6 @@ def test_each_port_has_a_service_of_its_own(render: Render) -> None:
     }
     assert list(ports.values()) == [["https"], ["front"], ["uplink"]]
     assert one(items, "Service", "holdfast-gateway-uplink")["spec"]["clusterIP"] == "None"
-
-
-def test_what_nothing_could_be_opened_without_stays_when_the_chart_goes(render: Render) -> None:
-    """Sidecars know the gateway by its authority, people by its host key, agents open what they
-    stored with theirs."""
-    items = render(gateway={"ssh": {"enabled": True}})
-    kept = {
-        i["metadata"]["name"]
-        for i in items
-        if i["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == "keep"
-        and i["kind"] == "Secret"
-    }
-    assert kept == {"holdfast-gateway", "holdfast-gateway-ssh-host", "holdfast-node"}
 
 
 def test_without_it(render: Render) -> None:
@@ -122,7 +115,8 @@ def test_nothing_reaches_the_pods_of_sessions(render: Render) -> None:
         {"operator": {"watchNamespaces": ["a", "b"]}},
         {"networkPolicy": {"sessionNamespaces": ["a", "b"]}},
     ):
-        policies = [i for i in render(**values) if i["kind"] == "NetworkPolicy"]
+        every = [i for i in render(**values) if i["kind"] == "NetworkPolicy"]
+        policies = [i for i in every if i["metadata"]["name"] == "holdfast-sessions"]
         assert [p["metadata"]["namespace"] for p in policies] == ["a", "b"]
         for policy in policies:
             assert policy["spec"] == {

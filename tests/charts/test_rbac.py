@@ -60,6 +60,14 @@ RULES: dict[str, list[Rule]] = {
     ],
     "holdfast-nodes": [
         (("",), ("nodes",), READ, ()),
+        (("certificates.k8s.io",), ("certificatesigningrequests",), READ, ()),
+        (
+            ("certificates.k8s.io",),
+            ("certificatesigningrequests/approval", "certificatesigningrequests/status"),
+            ("update",),
+            (),
+        ),
+        (("certificates.k8s.io",), ("signers",), ("approve", "sign"), ("holdfast.dev/node",)),
     ],
     "holdfast-node": [
         (("holdfast.dev",), ("checkpoints",), READ, ()),
@@ -67,6 +75,7 @@ RULES: dict[str, list[Rule]] = {
         (("",), ("pods",), ("get",), ()),
         (("events.k8s.io",), ("events",), ("create",), ()),
         (("",), ("nodes",), ("get", "patch"), ()),
+        (("certificates.k8s.io",), ("certificatesigningrequests",), ("create", "get"), ()),
         (("",), ("nodes/status",), ("patch",), ()),
     ],
     "holdfast-gateway": [
@@ -291,6 +300,11 @@ def test_roles_for_people_can_be_left_out(render: Render) -> None:
 def test_without_the_node_agent_nothing_of_it_is_there(render: Render) -> None:
     items = render(nodeAgent={"enabled": False})
     assert "holdfast-node" not in roles(items)
-    secrets = [item["metadata"]["name"] for item in items if item["kind"] == "Secret"]
-    assert secrets == ["holdfast-gateway"]
+    (container,) = [
+        container
+        for item in render(nodeAgent={"enabled": False}, hooks=True)
+        if item["metadata"]["name"] == "holdfast-keys-make" and item["kind"] == "Job"
+        for container in item["spec"]["template"]["spec"]["containers"]
+    ]
+    assert {"name": "HOLDFAST_MAKE_KEYS", "value": "false"} in container["env"]
     assert not {"DaemonSet"} & {item["kind"] for item in items}

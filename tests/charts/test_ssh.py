@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from typing import Any
-
-import asyncssh
 
 from holdfast_gateway.cluster_settings import Settings
 
@@ -73,12 +70,6 @@ def test_its_files_are_where_the_gateway_looks(render: Render) -> None:
         "name": "holdfast-gateway-ssh-keys",
         "optional": True,
     }
-
-
-def test_the_host_key_is_one_that_the_gateway_can_read(render: Render) -> None:
-    secret = found(with_ssh(render), "Secret", "holdfast-gateway-ssh-host")
-    key = asyncssh.import_private_key(base64.b64decode(secret["data"]["ssh_host_key"]))
-    assert key.get_algorithm() == "ssh-ed25519"
 
 
 def test_ones_own_names(render: Render) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import re
 import ssl
 import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast_operator import names, webhook
+from holdfast_operator import key_maker, names, webhook
+from holdfast_operator.key_maker import Wanted, decide
 from holdfast_operator.webhook import Keys
 
 Render = Callable[..., list[dict[str, Any]]]
@@ -30,22 +31,24 @@ def hook(items: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def keys(render: Render, tmp_path: Path) -> Path:
-    """The Secret as kubelet shows it to the operator."""
-    data = of(render(), "Secret")["data"]
-    assert set(data) == {"ca.crt", "tls.crt", "tls.key", "path"}
+def keys(tmp_path: Path) -> Path:
+    """The Secret as kubelet shows it to the operator, as holdfast-keys makes it."""
+    wanted = Wanted("holdfast-system", "holdfast")
+    every = decide(wanted, dict.fromkeys(key_maker.names_of(wanted)), datetime.now(UTC))
+    (data,) = [put.data for put in every if put.name == "holdfast-webhook"]
     for name, value in data.items():
-        (tmp_path / name).write_bytes(base64.b64decode(value))
+        (tmp_path / name).write_bytes(value)
     return tmp_path
 
 
 def test_the_operator_can_use_the_keys_and_the_api_server_trusts_them(
     render: Render, keys: Path
 ) -> None:
-    found = hook(render())
-    client = found["clientConfig"]
-    assert client["service"]["path"] == f"/evictions/{Keys(str(keys)).secret}"
-    assert base64.b64decode(client["caBundle"]) == (keys / "ca.crt").read_bytes()
+    client = hook(render())["clientConfig"]
+    # What a template cannot know, holdfast-keys adds.
+    assert client.keys() == {"service"}
+    assert "path" not in client["service"]
+    assert re.fullmatch("[0-9a-f]{40}", Keys(str(keys)).secret)
     name = f"{client['service']['name']}.{client['service']['namespace']}.svc"
     done = subprocess.run(
         ["openssl", "verify", "-CAfile", keys / "ca.crt", "-purpose", "sslserver",
@@ -53,17 +56,6 @@ def test_the_operator_can_use_the_keys_and_the_api_server_trusts_them(
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-
-
-def test_the_secret_path_is_long_and_everybodys_own(render: Render) -> None:
-    paths = {
-        hook(render(operator={"replicas": count}))["clientConfig"]["service"]["path"]
-        for count in (1, 2)
-    }
-    assert len(paths) == 2
-    assert all(
-        re.fullmatch(r"/evictions/[a-z0-9]{40}", path) for path in paths
-    )  # the API server's rule
 
 
 def test_the_service_leads_to_the_operator(render: Render) -> None:
@@ -142,11 +134,13 @@ def test_it_can_be_left_out(render: Render, off: str) -> None:
     assert not any(item["metadata"]["name"] == "holdfast-webhook" for item in items)
     pod = of(items, "Deployment", "holdfast")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    assert [volume["name"] for volume in pod["volumes"]] == ["tmp"]
+    assert [volume["name"] for volume in pod["volumes"]] == [
+        "tmp", *(["keys"] if off == "webhook" else []),
+    ]  # fmt: skip
     assert [port["name"] for port in container["ports"]] == ["http"]
     assert not [one for one in container["env"] if "WEBHOOK" in one["name"]]
     assert len(of(items, "NetworkPolicy", "holdfast")["spec"]["ingress"]) == 1
-    (rule,) = of(items, "ClusterRole", "holdfast-nodes")["rules"]
+    rule = of(items, "ClusterRole", "holdfast-nodes")["rules"][0]
     assert rule["verbs"] == ["list", "watch"]
 
 

@@ -45,6 +45,7 @@ def test_settings() -> None:
             "HOLDFAST_LOG_LEVEL": "debug",
             "HOLDFAST_PORT": "9",
             "HOLDFAST_WEBHOOK_KEYS": "/k",
+            "HOLDFAST_ADMISSION_POLICIES": "false",
             "HOLDFAST_GATEWAY": "g.svc:7070",
             "HOLDFAST_GATEWAY_CA": "-----BEGIN CERTIFICATE-----",
         }
@@ -52,7 +53,7 @@ def test_settings() -> None:
     assert full == Settings("i", "Never", {"limits": {"memory": "1Gi"}},
                             (("TZ", "UTC"), ("X", "")), "a", "n", "p", ("b", "a"),
                             "DEBUG", 9, "g.svc:7070", "-----BEGIN CERTIFICATE-----",
-                            "/k")  # fmt: skip
+                            False, "/k")  # fmt: skip
     # What kubelet sets in every container beside a Service named "holdfast".
     linked = {"HOLDFAST_IMAGE": "i", "HOLDFAST_PORT": "tcp://10.0.0.1:80"}
     assert Settings.from_env(linked).port == 8080

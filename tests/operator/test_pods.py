@@ -6,6 +6,8 @@ import copy
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from holdfast_operator import objects, pods
 from holdfast_operator.model import Session
 from holdfast_operator.notes import Fresh
@@ -155,6 +157,9 @@ def session(**spec: Any) -> Session:
     return Session.of(item)
 
 
+CONFINED = {"securityContext": {"allowPrivilegeEscalation": False}}
+
+
 def test_the_plainest() -> None:
     assert pods.build(session(), 3, None, SETTINGS) == {
         "apiVersion": "v1",
@@ -171,11 +176,40 @@ def test_the_plainest() -> None:
             "automountServiceAccountToken": False,
             "serviceAccountName": "holdfast-build",
             "terminationGracePeriodSeconds": 30,
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
             "volumes": VOLUMES,
             "initContainers": [SIDECAR],
-            "containers": [SESSION],
+            "containers": [SESSION | CONFINED],
         },
     }
+
+
+def confined(pod: dict[str, Any], container: dict[str, Any]) -> tuple[Any, Any]:
+    """What a pod and its session's container get, with these securityContexts in the template."""
+    template = {
+        "spec": {
+            "securityContext": pod,
+            "containers": [{"name": "session", "image": "i", "securityContext": container}],
+        }
+    }
+    spec = pods.build(session(template=template), 3, None, SETTINGS)["spec"]
+    return spec["securityContext"], spec["containers"][0]["securityContext"]
+
+
+def test_what_a_template_says_of_confinement_stays() -> None:
+    localhost = {"seccompProfile": {"type": "Localhost", "localhostProfile": "x"}, "runAsUser": 7}
+    assert confined(localhost, {"runAsUser": 8}) == (
+        localhost, {"runAsUser": 8, "allowPrivilegeEscalation": False},
+    )  # fmt: skip
+    assert confined({"runAsUser": 7}, {"allowPrivilegeEscalation": True}) == (
+        {"runAsUser": 7, "seccompProfile": {"type": "RuntimeDefault"}},
+        {"allowPrivilegeEscalation": True},
+    )
+
+
+@pytest.mark.parametrize("powers", [{"privileged": True}, {"capabilities": {"add": ["SYS_ADMIN"]}}])
+def test_the_api_server_is_not_given_a_contradiction(powers: dict[str, Any]) -> None:
+    assert confined({}, powers)[1] == powers
 
 
 RICH = {
@@ -231,10 +265,12 @@ def test_a_rich_template() -> None:
         "serviceAccountName": "own",
         "nodeSelector": {"disk": "fast"},
         "terminationGracePeriodSeconds": 0,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "volumes": [{"name": "work", "emptyDir": {}}, *VOLUMES],
-        "initContainers": [{"name": "clone", "image": "git"}, sidecar],
+        "initContainers": [{"name": "clone", "image": "git"} | CONFINED, sidecar],
         "containers": [
             {
+                **CONFINED,
                 "name": "session",
                 "image": "i",
                 "command": [*HOLD, "sh", "-c", "x"],
@@ -246,7 +282,7 @@ def test_a_rich_template() -> None:
                 ],
                 "volumeMounts": [{"name": "work", "mountPath": "/data"}, *MOUNTS],
             },
-            {"name": "db", "image": "postgres"},
+            {"name": "db", "image": "postgres"} | CONFINED,
         ],
     }
 

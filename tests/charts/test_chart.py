@@ -126,7 +126,6 @@ def test_what_is_installed(render: Render) -> None:
         ("RoleBinding", "holdfast-gateway-front"),
         ("RoleBinding", "holdfast-leader"),
         ("Secret", "holdfast-gateway"),
-        ("Secret", "holdfast-node"),
         ("Secret", "holdfast-webhook"),
         ("Service", "holdfast-gateway"),
         ("Service", "holdfast-gateway-front"),
@@ -205,6 +204,7 @@ def test_the_operators_environment(render: Render) -> None:
         "HOLDFAST_GATEWAY": "holdfast-gateway-uplink.holdfast-system.svc:7070",
         "HOLDFAST_GATEWAY_CA": {"name": "holdfast-gateway", "key": "ca.crt"},
         "HOLDFAST_WEBHOOK_KEYS": "/etc/holdfast-webhook",
+        "HOLDFAST_AGENT_ACCOUNT": "holdfast-system:holdfast-node",
     }
 
 
@@ -301,7 +301,7 @@ def test_restricted_profile(render: Render, name: str) -> None:
     }
     assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & pod.keys()
     kinds = {volume["name"]: set(volume) - {"name"} for volume in pod["volumes"]}
-    assert kinds == {"tmp": {"emptyDir"}, "webhook": {"secret"}}
+    assert kinds == {"tmp": {"emptyDir"}, "keys": {"secret"}, "webhook": {"secret"}}
     assert not any("hostPort" in port for port in container["ports"])
     assert {"requests", "limits"} <= container["resources"].keys()
 

@@ -78,8 +78,7 @@ def test_each_port_has_a_service_of_its_own(render: Render) -> None:
 
 
 def test_what_nothing_could_be_opened_without_stays_when_the_chart_goes(render: Render) -> None:
-    """Sidecars know the gateway by its authority, people by its host key, agents open what they
-    stored with theirs."""
+    """Sidecars know the gateway by its authority, people by its host key."""
     items = render(gateway={"ssh": {"enabled": True}})
     kept = {
         i["metadata"]["name"]
@@ -87,7 +86,7 @@ def test_what_nothing_could_be_opened_without_stays_when_the_chart_goes(render: 
         if i["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == "keep"
         and i["kind"] == "Secret"
     }
-    assert kept == {"holdfast-gateway", "holdfast-gateway-ssh-host", "holdfast-node"}
+    assert kept == {"holdfast-gateway", "holdfast-gateway-ssh-host"}
 
 
 def test_without_it(render: Render) -> None:

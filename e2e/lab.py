@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from e2e.cluster import build
 from e2e.cluster.places import HERE, KUBECONFIG, REPOSITORY, SHARED
 from e2e.cluster.running import running
+from e2e.keys import made_keys
 from e2e.look import Look, Refused
 from holdfast_wire.lease import SHORTEST, Timing
 
@@ -181,6 +182,7 @@ class Lab:
         return done.stdout
 
     def install(self, verb: str = "install", *more: str) -> None:
+        made_keys(self)
         self.helm(
             verb, "holdfast", str(REPOSITORY / "charts" / "holdfast"),
             "--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--wait", "--timeout=120s",

@@ -4,6 +4,7 @@ refused with its reason where people look, and nothing is lost by it.
 
 from __future__ import annotations
 
+import base64
 from typing import Final
 
 import pytest
@@ -30,7 +31,7 @@ DAMAGE: Final = {
     ),
     "truncated": ("truncate -s -1 $largest", "was altered or cut short"),
     "incomplete": ("rm $largest", "lacks its part"),
-    "unsigned": ("sed -i 's/default/DEFAULT/' manifest", "no agent of this cluster signed it"),
+    "unsigned": ("sed -i 's/default/DEFAULT/' manifest", "signed with another data key"),
     "older": ("rm -r parts manifest; cp -a $copies/first/. .", "another checkpoint"),
 }
 
@@ -50,6 +51,9 @@ class Stored:
         largest = "largest=$(find parts -type f | xargs ls -S | head -1)"
         begin = f"cd {self._folder}; copies={self._copies}; mkdir -p $copies; {largest}"
         return faults.in_node(self._node, "sh", "-ec", f"{begin}; {script}")
+
+    def manifest(self) -> bytes:
+        return base64.b64decode(self.do("base64 manifest"))
 
     def seen(self) -> str:
         return self.do("find . -type f | sort | xargs sha256sum")

@@ -7,24 +7,34 @@ import asyncio
 import base64
 import copy
 import socket
-import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from e2e import engine_kit as kit
 from e2e.engine_pods import POD_A, POD_B, Pods, typist
 from e2e.engine_session import Session, bench, engine, eventually, node, tidy
-from holdfast_kube.client import CHECKPOINTS, EVENTS, NODES, Kube, Resource
+from holdfast_kube import order_keys
+from holdfast_kube.client import (
+    CERTIFICATE_REQUESTS,
+    CHECKPOINTS,
+    EVENTS,
+    NODES,
+    Kube,
+    Resource,
+)
 from holdfast_node import freezer
 from holdfast_node.agent import Agent
 from holdfast_node.engine import Engine
 from holdfast_node.preflight import Preflight
 from holdfast_node.settings import Settings
 from holdfast_wire.errors import Unavailable
+from node_keys import PEM, Authority
 
 __all__ = ["bench", "engine", "node", "tidy"]  # fixtures; `tidy` stands in for the cluster's
 
@@ -37,7 +47,9 @@ Json = dict[str, Any]
 class Api:
     """What an agent needs of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, authority: Authority) -> None:
+        self.authority = authority
+        self.certificates: dict[str, x509.Certificate] = {}
         self.objects: dict[tuple[str, str, str], Json] = {}
         self.conditions: dict[str, Json] = {}
         self._watching: list[asyncio.Queue[Json]] = []
@@ -52,13 +64,20 @@ class Api:
             "uid": name,
             "labels": {"holdfast.dev/node": node},
         }
-        item = {"metadata": meta, "spec": everything | spec, "status": status}
+        item = self.ordered({"metadata": meta, "spec": everything | spec}) | {"status": status}
         self.objects["checkpoints", namespace, name] = item
         for end, epoch in (("source", 2), ("target", 3)):
             if f"{end}PodUID" in spec and namespace == "team":
                 pod = _pod(f"build-{epoch}", spec[f"{end}Node"], spec[f"{end}PodUID"], epoch)
                 self.objects["pods", "team", f"build-{epoch}"] = pod
         self._tell(item)
+
+    def ordered(self, item: Json) -> Json:
+        """As the operator makes it."""
+        spec = item["spec"]
+        named = [spec[end] for end in ("sourceNode", "targetNode") if end in spec]
+        found = {node: one for node, one in self.certificates.items() if node in named}
+        return self.authority.order(item, found)
 
     def status(self, name: str, namespace: str = "team") -> Json:
         found: Json = self.objects["checkpoints", namespace, name]["status"]
@@ -71,6 +90,11 @@ class Api:
         await eventually(lambda: phase() in ("Complete", "Failed"))
         return self.status(name, namespace)
 
+    def ready(self, node: str) -> bool:
+        """It says by which certificate it is known."""
+        found = self.objects.get(("nodes", "", node), {}).get("metadata", {})
+        return bool(found.get("annotations", {}).get(order_keys.CERTIFICATE))
+
     def note(self, node: str, name: str) -> str:
         found = self.objects["nodes", "", node]["metadata"]["annotations"]
         return str(found[f"holdfast.dev/{name}"])
@@ -79,8 +103,23 @@ class Api:
         return copy.deepcopy(self.objects.get((kind.plural, namespace, name)))
 
     async def create(self, kind: Resource, namespace: str, body: Json) -> Json:
+        if kind is CERTIFICATE_REQUESTS:
+            return self._signed(body)
         assert kind is EVENTS
         self.events.append(body)
+        return body
+
+    def _signed(self, body: Json) -> Json:
+        made = x509.load_pem_x509_csr(base64.b64decode(body["spec"]["request"]))
+        names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        (name,) = names.get_values_for_type(x509.DNSName)
+        key = cast(ec.EllipticCurvePublicKey, made.public_key())
+        signed = self.authority.issue([name], key)
+        self.certificates[order_keys.node_of([name])] = signed
+        status = {"certificate": base64.b64encode(signed.public_bytes(PEM)).decode()}
+        self.objects["certificatesigningrequests", "", body["metadata"]["name"]] = {
+            **body, "status": status
+        }  # fmt: skip
         return body
 
     async def list_all(
@@ -143,22 +182,22 @@ def _pod(name: str, node: str, uid: str, epoch: int) -> Json:
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Path:
     folder = tmp_path_factory.mktemp("keys")
-    made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=x"
-    ca = f"-keyout {folder}/ca.key -out {folder}/ca.crt"
-    pair = f"-keyout {folder}/tls.key -out {folder}/tls.crt -CA {folder}/ca.crt"
-    more = f"-CAkey {folder}/ca.key -addext basicConstraints=critical,CA:FALSE"
-    name = "-addext subjectAltName=DNS:holdfast-node"
-    for words in (f"{made} {ca}", f"{made} {pair} {more} {name}"):
-        subprocess.run(["openssl", *words.split()], check=True, capture_output=True)
-    (folder / "seal.key").write_bytes(base64.b64encode(bytes(range(32))))
+    (folder / "ca-bundle.crt").write_bytes(authority.pem)
     return folder
 
 
 class Cluster:
-    def __init__(self, folder: Path, keys: Path, bench: kit.Lab, node: Preflight) -> None:
-        self.api = Api()
+    def __init__(
+        self, folder: Path, keys: Path, authority: Authority, bench: kit.Lab, node: Preflight
+    ) -> None:
+        self.api = Api(authority)
         self._folder, self._keys, self._bench, self._node = folder, keys, bench, node
         self._ports = {name: _free_port() for name in ("a", "b")}
         self.agents: dict[str, Agent] = {}
@@ -173,7 +212,7 @@ class Cluster:
         )  # fmt: skip
         self.agents[name] = agent = Agent(settings, cast(Kube, self.api), self._node)
         running = asyncio.create_task(agent.run())
-        await eventually(lambda: ("nodes", "", name) in self.api.objects or running.done())
+        await eventually(lambda: self.api.ready(name) or running.done())
         try:
             yield agent
         finally:
@@ -205,8 +244,10 @@ async def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, keys: Path, bench: kit.Lab, node: Preflight, pods: Pods) -> Cluster:
-    return Cluster(tmp_path, keys, bench, node)
+def cluster(
+    tmp_path: Path, keys: Path, authority: Authority, bench: kit.Lab, node: Preflight, pods: Pods
+) -> Cluster:
+    return Cluster(tmp_path, keys, authority, bench, node)
 
 
 def keep(*keepers: str, **more: Any) -> Json:

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +49,8 @@ class Node:
         self.folder, self.engine = folder, engine
         self.pods = Pods(folder, monkeypatch)
         self.here, self.there = self.pods.here, self.pods.there
-        self.disk = Peer(folder / "kept", KEYS, 1 << 30, reserve=0)
-        others = Others(_nowhere, _nowhere, KEYS)
+        self.disk = Peer(folder / "kept", 1 << 30, reserve=0)
+        others = Others(_nowhere, _nowhere)
         self.stores = Stores("a", self.disk, folder / "spool", others, _nowhere)
         self.said: list[tuple[Phase, Saved | None]] = []
 
@@ -59,14 +61,17 @@ class Node:
     async def keep(self, order: Keep = KEEP) -> Saved:
         work = self.folder / "work"
         work.mkdir()
-        act = Keeping(order, self.engine, cpu.features(), KEYS, self.stores, self.report)
-        return await act.run(work, 0)
+        act = Keeping(order, self.engine, cpu.features(), KEYS, "ours", self.stores, self.report)
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+            return await act.run(work, Path(memory), 0)
 
     async def bring(self, saved: Saved, **changes: Any) -> None:
         work = self.folder / "bringing"
         work.mkdir()
         order = replace(brought(saved), **changes)
-        await bringing.bring(order, self.engine, cpu.features(), work, self.stores.get)
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+            get = partial(self.stores.get, order, KEYS, Path(memory), work)
+            await bringing.bring(order, self.engine, cpu.features(), get)
 
 
 def _nowhere(*_: object) -> Any:
@@ -225,7 +230,7 @@ async def test_an_agent_that_ends_in_the_middle(host: Node, bench: kit.Lab) -> N
     session.typist.type("ha")
     session.typist.until("name? ha")
     (work := host.folder / "work").mkdir()
-    spool = Spool(work)
+    spool = Spool(work, host.folder / "images", KEYS, bytes(32), KEEP.name)
     taking = Taking(KEEP, host.engine, spool.images, spool)
     pod = containers.find(POD_A)
     async with host.engine.dumping(pod.hold, spool.images) as dumping:
@@ -287,7 +292,7 @@ async def test_a_bring_whose_agent_ended_is_finished_or_undone(host: Node, bench
     # The sidecar serves already; also if nobody knows that it was begun.
     host.here.serving = True
     await bringing.resume(begun, host.engine)
-    await bringing.bring(begun, host.engine, (), host.folder, host.stores.get)
+    await bringing.bring(begun, host.engine, (), _nowhere)
     # Held, and it is asked: as if the tree had just been restored.
     cage = await host.engine.freeze(container.hold)
     await bringing.resume(begun, host.engine)

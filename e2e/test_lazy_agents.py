@@ -14,13 +14,14 @@ from e2e import engine_kit as kit
 from e2e.engine_lazy import Late, heap, lazily, pagers
 from e2e.engine_pods import POD_A, POD_B, Pods, typist
 from e2e.engine_session import Session, bench, engine, eventually, node, tidy
-from e2e.test_keep_agents import MOVE, Cluster, cluster, keys, pods
+from e2e.test_keep_agents import MOVE, Cluster, authority, cluster, keys, pods
 from holdfast_node import departure, freezer, memory_due, pages
 from holdfast_node.engine import Engine
+from holdfast_node.link import Place
 from holdfast_node.progress import Progress
 from holdfast_wire.errors import HoldfastError
 
-__all__ = ["bench", "cluster", "engine", "keys", "node", "pods", "tidy"]  # fixtures
+__all__ = ["authority", "bench", "cluster", "engine", "keys", "node", "pods", "tidy"]  # fixtures
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
@@ -275,9 +276,9 @@ async def test_nobody_else_gets_the_memory(cluster: Cluster) -> None:
     """A connection for pages that no move has announced is refused."""
     async with cluster.agent("a") as first, cluster.agent("b"):
         cluster.api.put("other", "nobody", LAZY)
-        tls = first._settings.tls(ssl.Purpose.SERVER_AUTH)
-        address = await first._address("b")
-        async with pages.asked(address, tls, "other", "team", bytes(32), None, Progress()) as asked:
+        tls = first._identity.tls(ssl.Purpose.SERVER_AUTH)
+        there = Place("b", await first._address("b"))
+        async with pages.asked(there, tls, "other", "team", bytes(32), None, Progress()) as asked:
             asking = asked.run(lambda: asked.read(memoryview(bytearray(1))))
             with pytest.raises(HoldfastError, match="no memory is to come"):
                 await asyncio.wait_for(asking, 20)

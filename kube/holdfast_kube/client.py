@@ -91,6 +91,7 @@ BUDGETS: Final = Resource("/apis/policy/v1", "poddisruptionbudgets")
 CHECKPOINTS: Final = Resource("/apis/holdfast.dev/v1alpha1", "checkpoints")
 NODES: Final = Resource("/api/v1", "nodes")
 EVENTS: Final = Resource("/apis/events.k8s.io/v1", "events")
+CERTIFICATE_REQUESTS: Final = Resource("/apis/certificates.k8s.io/v1", "certificatesigningrequests")
 
 
 class Api(Protocol):
@@ -182,6 +183,10 @@ class Kube:
 
     async def replace(self, kind: Resource, namespace: str, name: str, body: Object) -> Object:
         return await self._json("update", "PUT", kind.path(namespace, name), body=body)
+
+    async def update(self, kind: Resource, name: str, sub: str, body: Object) -> Object:
+        """A subresource of something that belongs to no namespace; a compare-and-swap."""
+        return await self._json("update", "PUT", kind.path("", name, sub), body=body)
 
     async def patch(
         self, kind: Resource, namespace: str, name: str, body: Object, sub: str | None = None

@@ -33,6 +33,7 @@ from holdfast_node import (
     target,
 )
 from holdfast_node.arrival import Arrivals
+from holdfast_node.certificate import Identity, Untrusted
 from holdfast_node.departure import Departure
 from holdfast_node.engine import Engine
 from holdfast_node.fair_queue import FairQueue
@@ -40,6 +41,7 @@ from holdfast_node.fence_guard import FenceGuard
 from holdfast_node.keeping import Keeping
 from holdfast_node.landing import lose
 from holdfast_node.lazy import PagesLost
+from holdfast_node.link import Place
 from holdfast_node.order import (
     Bring,
     Keep,
@@ -53,12 +55,11 @@ from holdfast_node.order import (
     read,
     status,
 )
-from holdfast_node.pair import Keys
 from holdfast_node.pods import Foreign, register
 from holdfast_node.progress import Progress, told
 from holdfast_node.receiving import Handler, Receiver, serve
 from holdfast_node.settings import Bucket, Settings
-from holdfast_node.spool import spooled
+from holdfast_node.spool import folders, spooled
 from holdfast_node.store import Peer
 from holdfast_node.stores import PEER, Others, Stores
 from holdfast_node.taking import Gone as GoneOn
@@ -86,21 +87,17 @@ _MOMENT: Final = "%Y-%m-%dT%H:%M:%SZ"
 class Agent:
     def __init__(self, settings: Settings, kube: Kube, can: preflight.Preflight) -> None:
         self._settings, self._kube, self._can = settings, kube, can
-        self._engine, self._features = (
-            Engine(settings.bundle, settings.cgroups, can.notes),
-            cpu.features(),
-        )
-        self._keys = Keys(settings.seal_key())
+        self._engine = Engine(settings.bundle, settings.cgroups, can.notes)
+        self._features = cpu.features()
+        self._identity = Identity(settings.node, settings.keys, kube)
         self._spool = settings.store / "spool"
-        self._disk = Peer(
-            settings.store / "kept",
-            self._keys,
-            settings.store_bytes,
-            settings.store_reserve,
-            settings.store_percent,
-        )
-        others = Others(self._address, partial(settings.tls, ssl.Purpose.SERVER_AUTH), self._keys)
-        self._bucket = None if settings.bucket is None else _bucket(settings.bucket, self._keys)
+        self._places = self._spool, settings.work
+        kept = settings.store / "kept", settings.store_bytes, settings.store_reserve
+        self._disk = Peer(*kept, settings.store_percent)
+        self._tls = partial(self._identity.tls, ssl.Purpose.SERVER_AUTH)
+        others = Others(self._address, self._tls)
+        self._bucket = None if settings.bucket is None else _bucket(settings.bucket)
+        self._ours = sweep.Ours()
         self._stores = Stores(
             settings.node, self._disk, self._spool, others, self._find, self._bucket
         )
@@ -114,6 +111,7 @@ class Agent:
             self._find,
             self._report,
             self._needed,
+            self._identity.keys,
         )
         self._room = {kind: FairQueue(AT_ONCE) for kind in (Move, Keep, Bring)}
         self._settling: dict[str, asyncio.Task[None]] = {}  # by the pod's UID
@@ -127,17 +125,24 @@ class Agent:
         already and whose memory is still to follow: that is waited for."""
         settings = self._settings
         await self._clear()
-        tls = settings.tls(ssl.Purpose.CLIENT_AUTH)
-        async with serve("", settings.port, tls, self._keys, self._asked):
+        with suppress(HoldfastError):  # nothing must be sealed to a key that is gone
+            await self._kube.patch(NODES, "", settings.node, target.WITHOUT_CERTIFICATE)
+        await self._identity.obtain()
+        tls = partial(self._identity.tls, ssl.Purpose.CLIENT_AUTH)
+        async with serve("", settings.port, tls, self._asked):
             await self._publish()
             log.info("ready", node=settings.node, problems=list(self._can.problems))
             guarding = asyncio.create_task(self._guard.run())
             sweeping = asyncio.create_task(self._sweep_ever())
+            renewing = asyncio.create_task(self._identity.keep(self._publish))
             try:
                 await self._follow()
             finally:
                 await self._needed.no_more()
-                tasks = [guarding, sweeping, *self._under_way.values(), *self._settling.values()]
+                tasks = [
+                    guarding, sweeping, renewing,
+                    *self._under_way.values(), *self._settling.values(),
+                ]  # fmt: skip
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -152,7 +157,7 @@ class Agent:
                 await asyncio.to_thread(shutil.rmtree, left, True)
 
     async def _settle(self, pod: str, cage: freezer.Freezer) -> None:
-        if await asyncio.to_thread(_blocked, cage):
+        if await asyncio.to_thread(memory_due.lost, cage):
             await self._learn(pod, cage)
             await lose(pod, cage)
             log.warning("killed what lacks memory for good", pod=pod)
@@ -193,6 +198,7 @@ class Agent:
             "labels": {f"{PREFIX}agent": ready},
             "annotations": {
                 target.ADDRESS: f"{settings.address}:{settings.port}",
+                target.CERTIFICATE: self._identity.published,
                 f"{PREFIX}agent-problems": "; ".join(self._can.problems) or None,
                 f"{PREFIX}agent-lacks": " ".join(self._can.lacks) or None,
                 target.MEMORY: target.FOLLOWS if self._can.follows else "Copy",
@@ -261,9 +267,11 @@ class Agent:
     async def _sweep_bucket(self, bucket: S3) -> None:
         items, _ = await self._kube.list_all(CHECKPOINTS, None)
         owned = sweep.owners(items)
+        self._ours.look(owned, self._identity.marks())
         await sweep.sweep(
-            bucket, owned, lambda kept: bucket.location(kept.session, kept.checkpoint), time.time()
-        )
+            bucket, owned, lambda kept: bucket.location(kept.session, kept.checkpoint), time.time(),
+            self._ours,
+        )  # fmt: skip
         for key in await asyncio.to_thread(bucket.delete_abandoned, datetime.now(UTC)):
             log.warning("removed what was not whole", name=key)
 
@@ -299,7 +307,7 @@ class Agent:
             return
         if order.over or order.uid in self._under_way:
             return
-        task = asyncio.create_task(self._obey(order), name=order.name)
+        task = asyncio.create_task(self._obey(order, item), name=order.name)
         self._under_way[order.uid] = task
         pods = (getattr(order, name, "") for name in ("source_pod", "target_pod"))
         self._about[order.uid] = frozenset(pods)
@@ -315,17 +323,22 @@ class Agent:
             pod in pods for pods in self._about.values()
         )
 
-    async def _obey(self, order: Order) -> None:
+    async def _obey(self, order: Order, item: Mapping[str, Any]) -> None:
         try:
             with ExitStack() as until:
-                await self._obeyed(order, until)
+                await self._obeyed(order, item, until)
         finally:
             await asyncio.to_thread(give_back)
 
-    async def _obeyed(self, order: Order, until: ExitStack) -> None:
+    async def _obeyed(self, order: Order, item: Mapping[str, Any], until: ExitStack) -> None:
         said = partial(self._report, order)
         try:
+            self._identity.check(item)
             left = await self._begin(order, until)
+        except Untrusted as error:
+            log.warning("refused", order=order.name, session=order.session, why=str(error))
+            await self._refused(order, error)
+            await said(phase=Phase.FAILED, message=str(error), reason=error.reason)
         except GoneOn as error:
             log.info("done", order=order.name, session=order.session, note=str(error))
             await said(phase=Phase.COMPLETE, message=str(error))
@@ -379,10 +392,13 @@ class Agent:
         try:
             return await register.bind(order, self._settings.node)
         except (Foreign, NotFound) as error:
-            with suppress(HoldfastError):
-                note = event(order, self._settings.node, str(error), datetime.now(UTC))
-                await self._kube.create(EVENTS, order.namespace, note)
+            await self._refused(order, error)
             raise
+
+    async def _refused(self, order: Order, error: HoldfastError) -> None:
+        with suppress(HoldfastError):
+            note = event(order, self._settings.node, str(error), datetime.now(UTC))
+            await self._kube.create(EVENTS, order.namespace, note)
 
     async def _depart(self, order: Move, until: ExitStack) -> Left:
         async with spooled(self._settings.work, f"leaving-{order.source_pod}") as work:
@@ -397,18 +413,18 @@ class Agent:
             )
             to = await target.look(self._kube, order.target_node, self._features)
             how = self._memory(order, to)
-            tls = self._settings.tls(ssl.Purpose.SERVER_AUTH)
+            keys, there = self._identity.keys(order), Place(order.target_node, to.address)
             about = {"namespace": order.namespace, "for": "move", "memory": how}
             async with (
-                connect(to.address, tls, self._keys, order.name, about) as sender,
+                connect(there, self._tls(), keys, order.name, about) as sender,
                 told(sender.progress, partial(self._sent, order)),
                 told(sender.progress, partial(show, order.source_pod), SHOW_SECONDS),
             ):
                 if how is Memory.IMAGES:
                     return await departure.run(sender)
-                tagger = self._keys.tagger(sender.salt, pages.PART)
+                tagger = keys.tagger(sender.salt, pages.PART)
                 async with pages.asked(
-                    to.address, tls, order.name, order.namespace, sender.salt,
+                    there, self._tls(), order.name, order.namespace, sender.salt,
                     None if order.post_copy else tagger, sender.progress,
                 ) as asked:  # fmt: skip
                     return await departure.run(sender, asked)
@@ -427,17 +443,20 @@ class Agent:
             order,
             self._engine,
             self._features,
-            self._keys,
+            self._identity.keys(order),
+            self._identity.marks()[0],
             self._stores,
             partial(self._report, order),
         )
-        async with spooled(self._spool, f"taking-{order.uid}") as work:
-            return await keeping.run(work, self._settings.store_reserve)
+        async with folders(*self._places, f"taking-{order.uid}") as (disk, memory):
+            return await keeping.run(disk, memory, self._settings.store_reserve)
 
     async def _bring(self, order: Bring) -> None:
+        keys = self._identity.keys(order)
         await self._report(order, phase=Phase.TRANSFERRING)
-        async with spooled(self._spool, f"bringing-{order.uid}") as work:
-            await bringing.bring(order, self._engine, self._features, work, self._stores.get)
+        async with folders(*self._places, f"bringing-{order.uid}") as (disk, memory):
+            get = partial(self._stores.get, order, keys, memory, disk)
+            await bringing.bring(order, self._engine, self._features, get)
 
     async def _address(self, node: str) -> tuple[str, int]:
         return (await target.look(self._kube, node, None)).address
@@ -446,6 +465,7 @@ class Agent:
         item = await self._kube.get(CHECKPOINTS, namespace, name) if namespace and name else None
         if item is None:
             raise NotFound(f"nobody ordered {namespace}/{name}")
+        self._identity.check(item)
         return read(item)
 
     async def _report(
@@ -489,15 +509,8 @@ def _populated(cage: freezer.Freezer) -> bool:
         return False
 
 
-def _blocked(cage: freezer.Freezer) -> bool:
-    try:
-        return memory_due.blocked(cage)
-    except OSError:  # its container is gone
-        return False
-
-
-def _bucket(where: Bucket, keys: Keys) -> S3:
+def _bucket(where: Bucket) -> S3:
     """Its library is large, and most clusters have no bucket."""
     from holdfast_node.s3 import S3
 
-    return S3(where, keys)
+    return S3(where)

@@ -6,7 +6,8 @@ Its memory has a connection of its own, which is bound to the first by its salt,
 else is there: page by page, before it runs. With post-copy it runs when it has landed, and this
 goes on until its last page has come.
 
-What is received is bound to the order that the API has, never to what the other agent says of it.
+What is received is bound to the order that the API has, never to what the other agent says of it;
+and it comes from the node that the order names as its source.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from holdfast_node.landing import Landing, apply, lose
 from holdfast_node.lazy import PagesLost
 from holdfast_node.order import Memory, Move, Order, Phase
 from holdfast_node.pages import PART, Carrier, Needed
-from holdfast_node.pair import Expected
+from holdfast_node.pair import Expected, Keys
 from holdfast_node.pods import register
 from holdfast_node.threads import to_its_end
 from holdfast_node.transfer import Receiver
@@ -56,7 +57,10 @@ class Arrivals:
         find: Find,
         report: Report,
         needed: Needed,
+        keys: Callable[[Order], Keys],
     ) -> None:
+        """`keys`: made of the data key of an order, if it is sealed to this node."""
+        self._keys = keys
         self._node, self._engine, self._features = node, engine, features
         self._work, self._find = work, find
         self._report, self._needed = report, needed
@@ -108,6 +112,8 @@ class Arrivals:
         order = await self._find(receiver.about.get("namespace", ""), receiver.checkpoint)
         if not isinstance(order, Move) or order.target_node != self._node or order.over:
             raise Forbidden(f"nothing is to arrive on {self._node} by {order.name}")
+        order.only_for(receiver.peer, order.source_node)
+        receiver.keys = self._keys(order)
         return order
 
     async def __call__(self, receiver: Receiver) -> None:

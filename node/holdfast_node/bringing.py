@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from holdfast_node import containers, freezer, layer, log
@@ -19,31 +18,29 @@ from holdfast_node.containers import Pod
 from holdfast_node.engine import Engine
 from holdfast_node.landing import Landing, commit
 from holdfast_node.order import Bring
-from holdfast_node.pair import Manifest
 from holdfast_node.peers import Refused, keeper_of
 from holdfast_node.spool import IMAGES
-from holdfast_node.stores import check_brought
+from holdfast_node.stores import Found, check_brought
 from holdfast_node.taking import ask
 from holdfast_wire.errors import HoldfastError, NotFound, Unavailable
 
-Get = Callable[[Bring, Path], Awaitable[Manifest]]
+Get = Callable[[], Awaitable[Found]]
 
 
-async def bring(
-    order: Bring, engine: Engine, features: tuple[str, ...], work: Path, get: Get
-) -> None:
+async def bring(order: Bring, engine: Engine, features: tuple[str, ...], get: Get) -> None:
     """Returns when the session runs. Whatever it raises, nothing of it does."""
     pod = containers.find(order.target_pod)
     if _taken(pod, engine):  # begun by an agent whose word of it was lost
         await resume(order, engine)
         return
-    parts, began = work / "parts", time.monotonic()
-    manifest = await get(order, parts)
-    got = time.monotonic()
+    began = time.monotonic()
+    found = await get()
+    manifest, got = found.manifest, time.monotonic()
     check_brought(order, manifest, features)
     places = layer.places_of(pod.hold, order.volumes)
-    landing = Landing(pod, order.session, parts, said={"stored": stored(order)})
-    async with engine.restoring(pod.hold, parts / IMAGES) as restoring:
+    said = {"stored": stored(order)}
+    landing = Landing(pod, order.session, found.parts, found.reader, said)
+    async with engine.restoring(pod.hold, found.parts / IMAGES) as restoring:
         for suffix in ("", ".later"):
             await asyncio.to_thread(landing.put_files, places, suffix)
         await asyncio.to_thread(landing.put_state, manifest.parts)

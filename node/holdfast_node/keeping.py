@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -23,10 +24,9 @@ from holdfast_node.freezer import descendants
 from holdfast_node.order import Keep, Phase, Saved, Then
 from holdfast_node.pair import SALT, Keys
 from holdfast_node.peers import Refused, keeper_of
-from holdfast_node.spool import Spool
+from holdfast_node.spool import IMAGES, Spool
 from holdfast_node.stores import Stores
 from holdfast_node.taking import SIDECAR_SECONDS, Gone, Taking, ask
-from holdfast_node.threads import to_its_end
 from holdfast_wire.errors import HoldfastError, NotFound, Unavailable
 
 _AGAIN_SECONDS: Final = 0.5
@@ -36,7 +36,7 @@ Report = Callable[..., Awaitable[bool]]
 
 
 class Keeping:
-    """`work` is an empty folder on a disk that must keep `reserve` bytes free."""
+    """`keys`: made of the order's data key. `cluster`: a word for whose it is."""
 
     def __init__(
         self,
@@ -44,17 +44,22 @@ class Keeping:
         engine: Engine,
         features: tuple[str, ...],
         keys: Keys,
+        cluster: str,
         stores: Stores,
         report: Report,
     ) -> None:
         self._order, self._engine, self._features = order, engine, features
-        self._keys, self._stores, self._report = keys, stores, report
+        self._keys, self._cluster = keys, cluster
+        self._stores, self._report = stores, report
 
-    async def run(self, work: Path, reserve: int) -> Saved:
-        """Returns when it is stored. If it raises, the session runs on here, or is not ours."""
+    async def run(self, disk: Path, memory: Path, reserve: int) -> Saved:
+        """Returns when it is stored. If it raises, the session runs on here, or is not ours.
+        `disk`, `memory`: empty folders, the first on a disk that must keep `reserve` bytes free."""
         await self._stores.ready(self._order)
         pod = containers.find(self._order.source_pod)
-        spool = Spool(work, reserve)
+        salt = secrets.token_bytes(SALT)
+        images = memory / IMAGES
+        spool = Spool(disk, images, self._keys, salt, self._order.name, reserve)
         taking = Taking(self._order, self._engine, spool.images, spool)
         if self._order.then is Then.STOP:
             return await self._stop(pod, spool, taking)
@@ -102,9 +107,9 @@ class Keeping:
                 return await taking.take(pod, dumping, keep=True)
 
     async def _store(self, spool: Spool, taking: Taking, seq: int, seconds: float) -> Saved:
-        facts, salt = taking.facts(self._features, ""), secrets.token_bytes(SALT)
-        manifest = await to_its_end(lambda: spool.manifest(self._keys, facts, salt))
-        location = await self._stores.put(self._order, spool.folder, manifest)
+        facts = replace(taking.facts(self._features, ""), cluster=self._cluster)
+        manifest = spool.manifest(facts)
+        location = await self._stores.put(self._order, spool.folder, manifest, self._keys)
         frozen = seconds or taking.seconds
         return Saved(manifest.size, manifest.digest, frozen, location, seq, taking.at)
 

@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,19 +40,26 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Landing:
-    """`said`: what the sidecar is told with `commit`. `whole`: returns when nothing is lacking that
-    may still be on its way when the tree is there. `committed`: called when it said yes."""
+    """`reader`: for parts that are files of the session and do not lie in `parts`. `said`: what the
+    sidecar is told with `commit`. `whole`: returns when nothing is lacking that may still be on its
+    way when the tree is there. `committed`: called when it said yes."""
 
     pod: Pod
     session: str
     parts: Path
+    reader: Callable[[str], BufferedIOBase] | None = None
     said: Mapping[str, Any] = field(default_factory=dict)
     whole: Callable[[], Awaitable[None]] = _nothing
     committed: Callable[[], Awaitable[None]] = _nothing
 
     def put_files(self, places: Mapping[str, Place], suffix: str) -> None:
         for name, place in places.items():
-            apply(self.parts / f"{name}{suffix}", place)
+            part = f"{name}{suffix}"
+            if self.reader is None:
+                apply(self.parts / part, place)
+                continue
+            with self.reader(part) as stream:
+                layer.apply(stream, place)
 
     def put_state(self, names: Iterable[str]) -> None:
         """`names`: of all parts."""

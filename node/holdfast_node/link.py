@@ -15,13 +15,14 @@ import socket
 import ssl
 import struct
 import time
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
+from holdfast_kube.order_keys import node_of
 from holdfast_wire.errors import BadRequest, Retry, Unauthenticated
 
-VERSION: Final = 3
-PEER: Final = "holdfast-node"  # the name in every agent's certificate
+VERSION: Final = 4
 SILENCE: Final = 10.0  # seconds without a byte, and the link counts as lost
 TICK: Final = 2.0  # a side with nothing to say says so this often
 CHUNK: Final = 256 << 10  # of data in one frame: it stays in a core's cache from end to end
@@ -61,9 +62,18 @@ _KINDS: Final = frozenset(Frame)
 _BYTES: Final = (Frame.DATA, Frame.PACKED)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of an agent: which node it must prove to be of, and where it is."""
+
+    node: str
+    address: tuple[str, int]
+
+
 class Link:
-    def __init__(self, wrapped: ssl.SSLSocket) -> None:
+    def __init__(self, wrapped: ssl.SSLSocket, node: str) -> None:
         self._socket = wrapped
+        self.node = node  # of the other agent, by its certificate
         self._head = memoryview(bytearray(_HEAD.size))
         self._since: float | None = None  # when the last byte moved; None: none is waited for
         self._silent = False
@@ -225,12 +235,16 @@ def _tune(plain: socket.socket) -> None:
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE * 1000))
 
 
-def dial(address: tuple[str, int], context: ssl.SSLContext) -> Link:
+def dial(to: Place, context: ssl.SSLContext) -> Link:
     try:
-        plain = socket.create_connection(address, timeout=SILENCE)
+        plain = socket.create_connection(to.address, timeout=SILENCE)
     except OSError as error:
-        raise LinkLost(f"the other agent cannot be reached at {address[0]}: {error}") from error
-    return _wrap(plain, context, server=False)
+        raise LinkLost(f"the other agent cannot be reached at {to.address[0]}: {error}") from error
+    link = _wrap(plain, context, server=False)
+    if link.node != to.node:
+        link.close()
+        raise Unauthenticated(f"the agent of {link.node} answers in the place of {to.node}'s")
+    return link
 
 
 class Coming:
@@ -252,16 +266,17 @@ class Coming:
 
 
 def answer(plain: socket.socket, context: ssl.SSLContext) -> Link:
+    """Who has connected stands in `node`: what it may do there is the order's to say."""
     return _wrap(plain, context, server=True)
 
 
 def _wrap(plain: socket.socket, context: ssl.SSLContext, *, server: bool) -> Link:
-    """Both sides must show a certificate of the agents' authority with the agents' name in it."""
+    """Both sides must show a certificate of the nodes' authority, and of one node. The names of
+    nodes are compared here, whole, and not by OpenSSL, which knows wildcards."""
+    context.check_hostname = False
     try:
         _tune(plain)
-        wrapped = context.wrap_socket(
-            plain, server_side=server, server_hostname=None if server else PEER
-        )
+        wrapped = context.wrap_socket(plain, server_side=server)
     except ssl.SSLError as error:
         plain.close()
         raise Unauthenticated(f"the other side is no agent of this cluster: {error}") from error
@@ -269,8 +284,10 @@ def _wrap(plain: socket.socket, context: ssl.SSLContext, *, server: bool) -> Lin
         plain.close()
         raise LinkLost(f"the connection to the other agent broke: {error}") from error
     shown: Any = wrapped.getpeercert() or {}
-    if ("DNS", PEER) not in shown.get("subjectAltName", ()):
+    names = shown.get("subjectAltName", ())
+    node = node_of(name for _, name in names) if all(kind == "DNS" for kind, _ in names) else ""
+    if not node:
         wrapped.close()
         raise Unauthenticated("the other side's certificate is not a node agent's")
     wrapped.settimeout(None)  # see `watch`
-    return Link(wrapped)
+    return Link(wrapped, node)

@@ -19,6 +19,14 @@ def blocked(cage: Freezer) -> bool:
     return LOST in _beside(cage)
 
 
+def lost(cage: Freezer) -> bool:
+    """As `blocked`; not if its container is gone."""
+    try:
+        return blocked(cage)
+    except OSError:
+        return False
+
+
 def coming(cage: Freezer) -> bool:
     """Pages of this tree have not come yet, or never will."""
     return not {NAME, LOST}.isdisjoint(_beside(cage))

@@ -11,12 +11,12 @@ or gives nothing that is not ordered there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
-from holdfast_wire.errors import BadRequest
+from holdfast_wire.errors import BadRequest, Forbidden
 
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -61,12 +61,19 @@ class About:
     volumes: tuple[str, ...]  # where the container has them
     deadline: float
     phase: Phase
+    # The order's data key, by the node that it is sealed to.
+    sealed: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
 
     done: ClassVar[tuple[str, str]]  # the reason and the words for it, when it is complete
 
     def may_freeze(self, _wall: float) -> float:
         """For how many seconds, from now."""
         return self.deadline
+
+    def only_for(self, node: str, meant: str) -> None:
+        """Who is at the other end is who the order names. Raises Forbidden."""
+        if node != meant:
+            raise Forbidden(f"{self.name} names node {meant}, and {node} has come")
 
     @property
     def over(self) -> bool:
@@ -86,6 +93,7 @@ class About:
             volumes=tuple(str(path) for path in spec.get("volumes") or ()),
             deadline=float(spec.get("deadlineSeconds", 60)),
             phase=Phase(status.get("phase") or Phase.PENDING),
+            sealed={one["node"]: one["sealed"] for one in (spec.get("key") or {}).get("for") or ()},
             **more,
         )
 

@@ -25,7 +25,7 @@ from holdfast_wire.errors import BadRequest, HoldfastError, from_json
 
 from .ahead import PLACE, Early, joined
 from .frames import Frames, last_word
-from .link import CHUNK, SILENCE, TICK, Frame, Link, LinkLost, as_json
+from .link import CHUNK, SILENCE, TICK, Frame, Link, LinkLost, Place, as_json
 from .packing import Packer
 from .progress import Progress
 from .threads import to_its_end
@@ -223,7 +223,7 @@ class Asked:
 
 @contextlib.asynccontextmanager
 async def asked(
-    address: tuple[str, int],
+    to: Place,
     context: ssl.SSLContext,
     checkpoint: str,
     namespace: str,
@@ -234,7 +234,7 @@ async def asked(
     """`salt`: the transfer's that it belongs to, by which the target knows it. `tagger`: of memory
     that does not go before the target has found it right."""
     hello = greeting(checkpoint, salt, {"namespace": namespace, "for": FOR})
-    async with dialled(address, context, f"pages-{checkpoint}") as (link, worker):
+    async with dialled(to, context, f"pages-{checkpoint}") as (link, worker):
         await to_its_end(lambda: link.send_json(Frame.HELLO, hello), link.interrupt, worker)
         made = Asked(link, worker, tagger, progress)
         ticking = asyncio.create_task(made.ticking())

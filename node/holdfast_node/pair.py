@@ -3,8 +3,8 @@ incarnation by a signed manifest. It is whole or it is refused; nothing is resto
 
 A part is named by its tag, a Poly1305 under a key that is made for this part of this checkpoint
 alone and never again: four times as fast as SHA-256 with the processor's help, and only those who
-hold the agents' secret must be convinced. The manifest lists the tags and is signed by
-HMAC-SHA256 under another key from the same secret. Pure.
+hold the order's data key must be convinced. The manifest lists the tags and is signed by
+HMAC-SHA256 under another key from the same data key. Pure.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ class Facts:
     kernel: str
     features: tuple[str, ...]  # of the processor, sorted
     created: float  # seconds since 1970
+    cluster: str = ""  # a short word for the nodes' CA: whose it is, in a bucket that others use
 
     @property
     def cpu(self) -> str:
@@ -116,7 +117,7 @@ class Manifest:
     def _body(self) -> bytes:
         body = {
             "format": FORMAT,
-            "facts": asdict(self.facts) | {"features": list(self.facts.features)},
+            "facts": _facts(self.facts),
             "cpu": self.facts.cpu,
             "salt": self.salt.hex(),
             "parts": {name: asdict(part) for name, part in sorted(self.parts.items())},
@@ -143,10 +144,16 @@ class Manifest:
         if not hmac.compare_digest(signature, keys.signature(body)):
             raise Unfit(
                 Fault.UNSIGNED,
-                "the checkpoint's manifest was altered, or no agent of this cluster signed it",
-                "do all agents hold the same Secret?",
+                "the checkpoint's manifest was altered, or signed with another data key",
             )
         return cls._parsed(body)
+
+    @classmethod
+    def glance(cls, raw: bytes) -> Self:
+        """What it says, which nobody has proved: for those who only keep it."""
+        if not raw.startswith(_FIRST):
+            raise Unfit(Fault.VERSION, "this is no manifest of a checkpoint")
+        return cls._parsed(raw[len(_FIRST) + _SIGNATURE + 1 :])
 
     @classmethod
     def _parsed(cls, raw: bytes) -> Self:
@@ -168,15 +175,21 @@ class Manifest:
             ) from None
 
 
+def _facts(facts: Facts) -> dict[str, Any]:
+    """Without what older versions did not have, so that what they stored keeps its digest."""
+    made = asdict(facts) | {"features": list(facts.features)}
+    return made if facts.cluster else {key: made[key] for key in made if key != "cluster"}
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """All that is made of the agents' secret. Never shown."""
+    """All that is made of an order's data key. Never shown."""
 
     secret: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
         if len(self.secret) < 32:
-            raise BadRequest("the agents' secret is shorter than 32 bytes")
+            raise BadRequest("the data key is shorter than 32 bytes")
 
     def signature(self, body: bytes) -> bytes:
         return hmac.new(self.derive(b"manifest"), body, hashlib.sha256).hexdigest().encode()
@@ -190,6 +203,12 @@ class Keys:
         """HKDF-SHA256, 32 bytes."""
         extracted = hmac.new(salt or bytes(32), self.secret, hashlib.sha256).digest()
         return hmac.new(extracted, b"holdfast " + purpose + b"\x01", hashlib.sha256).digest()
+
+
+def unkeyed(salt: bytes) -> Keys:
+    """For what is sealed already, and goes between agents of which one has no key for it: its tags
+    show that it came whole. Who sent it, TLS has proved; that it is right, its own seal proves."""
+    return Keys(salt)
 
 
 @dataclass(frozen=True, slots=True)

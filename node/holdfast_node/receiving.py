@@ -32,12 +32,12 @@ from .link import CHUNK, TICK, VERSION, Coming, Frame, Link, LinkLost, answer, a
 from .pair import (
     SALT,
     Fault,
-    Keys,
     Manifest,
     Part,
     Unfit,
     check_checkpoint,
     check_part,
+    unkeyed,
     verify,
 )
 from .threads import to_its_end
@@ -71,15 +71,17 @@ class Receiver:
     """One checkpoint on its way in. The handler calls `receive` once, restores, and then says
     `committed`, or raises; while it restores, the sender hears that we are at it."""
 
-    def __init__(self, link: Link, keys: Keys, worker: ThreadPoolExecutor, peer: str) -> None:
-        self.link, self.keys, self.worker = link, keys, worker
+    def __init__(self, link: Link, worker: ThreadPoolExecutor) -> None:
+        self.link, self.worker = link, worker
+        # Of the transfer's salt, unless the handler has the order's data key.
+        self.keys = unkeyed(bytes(SALT))
         self._loop = asyncio.get_running_loop()
         self._arrived: dict[str, asyncio.Future[Path]] = {}
         self._buffer = memoryview(bytearray(CHUNK))
         self._coming: dict[int, _Coming] = {}
         self._found: dict[str, Part] = {}
         self._salt = b""
-        self.peer = peer
+        self.peer = link.node
         self.checkpoint = ""
         self.about: dict[str, str] = {}
         self.taken = 0  # bytes of parts
@@ -187,6 +189,7 @@ class Receiver:
             raise BadRequest("the other agent's greeting lacks something") from None
         if len(self._salt) != SALT:
             raise BadRequest("the other agent's greeting lacks something")
+        self.keys = unkeyed(self._salt)
 
     def _receive_into(self, directory: Path, limit: int | None) -> Manifest:
         directory.mkdir(mode=0o700)
@@ -303,13 +306,11 @@ Handler = Callable[[Receiver], Awaitable[None]]
 
 @asynccontextmanager
 async def serve(
-    host: str, port: int, context: ssl.SSLContext, keys: Keys, handler: Handler
+    host: str, port: int, context: Callable[[], ssl.SSLContext], handler: Handler
 ) -> AsyncIterator[int]:
     """Listens until it is left, and gives each checkpoint that comes to `handler`; yields the
-    port. What the handler raises the sender is told."""
-    # The sender never takes a session up again, and tickets that it does not read would make its
-    # closing look like a broken link.
-    context.num_tickets = 0
+    port. What the handler raises the sender is told. `context`: asked for each connection, for
+    certificates and CAs come and go."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     listening.setblocking(False)
@@ -317,7 +318,7 @@ async def serve(
     strangers, room = Strangers(_STRANGERS, _STRANGERS_OF_ONE), asyncio.Semaphore(_AT_ONCE)
 
     async def one(plain: socket.socket) -> None:
-        await _one(plain, context, keys, handler, strangers, room)
+        await _one(plain, context, handler, strangers, room)
 
     accepting = asyncio.create_task(_accept(listening, one, connections))
     try:
@@ -356,8 +357,7 @@ async def _accept(
 
 async def _one(
     plain: socket.socket,
-    context: ssl.SSLContext,
-    keys: Keys,
+    context: Callable[[], ssl.SSLContext],
     handler: Handler,
     strangers: Strangers,
     room: asyncio.Semaphore,
@@ -368,18 +368,20 @@ async def _one(
         plain.close()
         return
     worker = ThreadPoolExecutor(1, thread_name_prefix=f"receive-{peer}")
-    link: Link | None = None
+    links: list[Link] = []  # one, also if it is made when nobody waits for it any more
     try:
-        link = await _identified(plain, peer, context, worker, strangers)
+        await _identified(plain, peer, context(), worker, strangers, links)
         async with room:
-            await _handled(Receiver(link, keys, worker, peer), handler)
+            await _handled(Receiver(links[0], worker), handler)
     except HoldfastError as error:
         log.warning("a transfer did not begin", peer=peer, reason=str(error))
     finally:
-        if link is not None:
+        for link in links:
             link.interrupt()
         worker.shutdown(wait=True)
-        (link or plain).close()
+        for link in links:
+            link.close()
+        plain.close()
 
 
 async def _identified(
@@ -388,15 +390,20 @@ async def _identified(
     context: ssl.SSLContext,
     worker: ThreadPoolExecutor,
     strangers: Strangers,
-) -> Link:
-    """Who does not show an agent's certificate in time is cut off, and so is the one that has tried
-    for longest when too many do. The agents that have shown theirs do not wait for them."""
+    links: list[Link],
+) -> None:
+    """Into `links`. Who does not show an agent's certificate in time is cut off, and so is the one
+    that has tried for longest when too many do. The agents that have shown theirs do not wait for
+    them."""
+    # The sender never takes a session up again, and tickets that it does not read would make its
+    # closing look like a broken link.
+    context.num_tickets = 0
     coming = Coming(plain)
     number = strangers.enter(peer, coming.cut)
     loop = asyncio.get_running_loop()
     late = loop.call_later(_HANDSHAKE_SECONDS, coming.cut)
     try:
-        return await loop.run_in_executor(worker, answer, plain, context)
+        await loop.run_in_executor(worker, lambda: links.append(answer(plain, context)))
     except asyncio.CancelledError:
         coming.cut()
         raise

@@ -3,14 +3,17 @@
     PREFIX/SESSION-UID/CHECKPOINT/parts/...   sealed
     PREFIX/SESSION-UID/CHECKPOINT/manifest    signed; written last, removed first
 
-So whatever has a manifest is whole. Who has the bucket but not the agents' secret can read nothing
-and pass nothing off; it can delete. Another cluster may use the same bucket: what it signed is left
-alone. The calls block: use a thread.
+So whatever has a manifest is whole. Who has the bucket but not the data keys can read nothing and
+pass nothing off; it can delete. Another cluster may use the same bucket. Its checkpoints are left
+alone: what is swept has in its manifest the mark of a CA of this cluster's nodes, or had a
+Checkpoint here while this agent ran. The calls block: use a thread.
 """
 
 from __future__ import annotations
 
 import io
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,16 +27,14 @@ from obstore.store import S3Store
 
 from holdfast_wire.errors import AlreadyExists, HoldfastError, NotFound, Unavailable
 
-from .pair import Fault, Keys, Manifest, Unfit, check_checkpoint
-from .seal import seal, sealed_size, unseal
+from .pair import Fault, Manifest, Unfit, check_checkpoint
+from .seal import sealed_size
 from .settings import Bucket
-from .store import Kept, lay_out, opened, sealed_name
+from .store import MANIFEST, PARTS, Kept, check_whole, opened, raw_manifest
 
 if TYPE_CHECKING:
     from obstore.store import S3Config
 
-_MANIFEST: Final = "manifest"
-_PARTS: Final = "parts"
 _CHUNK: Final = 16 << 20  # in one request; of 10,000 at most for each object
 _AT_ONCE: Final = 4  # requests of one object
 _REQUEST: Final = timedelta(seconds=60)
@@ -49,8 +50,8 @@ class _Found:
 
 
 class S3:
-    def __init__(self, bucket: Bucket, keys: Keys) -> None:
-        self._bucket, self._keys = bucket, keys
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
         self._seen: dict[str, Kept] = {}  # manifests do not change
         self._store = _connected(bucket, _REQUEST, timedelta(seconds=10), retries=6)
         self._asked = _connected(bucket, _ASKED, _ASKED, retries=1)
@@ -63,9 +64,10 @@ class S3:
         with _told():
             next(iter(obstore.list(self._asked, self._bucket.prefix or None)), None)
 
-    def put(self, parts: Path, manifest: bytes) -> Kept:
-        """Keeps what lies in `parts`. Raises Unfit, AlreadyExists and Unavailable."""
-        read = Manifest.read(manifest, self._keys)
+    def put(self, sealed: Path) -> Kept:
+        """Keeps the folder. Raises Unfit, AlreadyExists and Unavailable."""
+        manifest = raw_manifest(sealed)
+        read = Manifest.glance(manifest)
         key = self._key(read.facts.session, read.facts.checkpoint)
         with _told():
             if (known := self._signed(key)) is not None:
@@ -73,29 +75,32 @@ class S3:
                     raise AlreadyExists(f"the checkpoint {read.facts.checkpoint} is kept already")
                 return self._kept(key, read, self._found(key))
             for name in read.parts:
-                self._upload(parts, f"{key}/{_PARTS}/{name}", read, name)
-            _check_sizes(read, key, self._found(key))
-            obstore.put(self._store, f"{key}/{_MANIFEST}", manifest, use_multipart=False)
+                self._upload(sealed / PARTS, f"{key}/{PARTS}/{name}", name)
+            check_whole(read, self._sizes(key, self._found(key)))
+            obstore.put(self._store, f"{key}/{MANIFEST}", manifest, use_multipart=False)
             return self._kept(key, read, self._found(key))
 
-    def get(self, session: str, checkpoint: str, into: Path) -> Manifest:
-        """Lays it out in `into`, which appears when all of it is there and found right. Raises
-        NotFound, Unfit and Unavailable."""
+    def get(self, session: str, checkpoint: str, into: Path) -> None:
+        """Laid into the folder `into` as it is, sealed. Raises NotFound, Unfit and Unavailable."""
         key = self._key(session, checkpoint)
         with _told():
             raw = self._signed(key)
             if raw is None:
                 raise NotFound(f"the checkpoint {checkpoint} is not in {self._bucket.name}")
-            manifest = Manifest.read(raw, self._keys)
+            manifest = Manifest.glance(raw)
             if (manifest.facts.session, manifest.facts.checkpoint) != (session, checkpoint):
                 raise Unfit(Fault.FOREIGN, f"{checkpoint} holds another checkpoint")
-            found = self._found(key)
-            _check_sizes(manifest, key, found)
-            lay_out(manifest, into, self._keys, lambda name: self._unsealed(key, manifest, name))
-        return manifest
+            check_whole(manifest, self._sizes(key, self._found(key)))
+            for name, part in manifest.parts.items():
+                path = into / PARTS / name
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                source = _Reader(self._store, f"{key}/{PARTS}/{name}", sealed_size(part.size))
+                with io.BufferedReader(source, 1 << 20) as data, path.open("xb") as out:
+                    shutil.copyfileobj(data, out, 1 << 20)
+            (into / MANIFEST).write_bytes(raw)
 
     def list(self, session: str | None = None) -> Sequence[Kept]:
-        """What is whole, and ours."""
+        """What is whole."""
         with _told():
             groups = self._groups(session)
             for key in self._seen.keys() - groups.keys() if session is None else ():
@@ -107,7 +112,7 @@ class S3:
         key = self._key(session, checkpoint)
         with _told():
             # First of all, and alone: without it nobody takes the rest for a checkpoint.
-            self._remove([f"{key}/{_MANIFEST}"])
+            self._remove([f"{key}/{MANIFEST}"])
             self._remove(list(self._found(key)))
 
     def delete_abandoned(self, now: datetime) -> Sequence[str]:
@@ -116,7 +121,7 @@ class S3:
         with _told():
             for key, found in self._groups(None).items():
                 newest = max(item.modified for item in found.values())
-                if f"{key}/{_MANIFEST}" not in found and newest < now - _ABANDONED:
+                if f"{key}/{MANIFEST}" not in found and newest < now - _ABANDONED:
                     self._remove(list(found))
                     gone.append(key)
         return gone
@@ -127,24 +132,21 @@ class S3:
         names = (check_checkpoint(session), check_checkpoint(checkpoint))
         return "/".join([*filter(None, [self._bucket.prefix]), *names])
 
-    def _upload(self, parts: Path, path: str, manifest: Manifest, name: str) -> None:
-        small = sealed_size(manifest.parts[name].size) <= _CHUNK
+    def _upload(self, parts: Path, path: str, name: str) -> None:
         with opened(parts, name) as source:
-            pieces = seal(source, self._keys, sealed_name(manifest, name))
-            if small:
-                obstore.put(self._store, path, b"".join(pieces), use_multipart=False)
+            if os.fstat(source.fileno()).st_size <= _CHUNK:
+                obstore.put(self._store, path, source.read(), use_multipart=False)
             else:
-                obstore.put(self._store, path, pieces, chunk_size=_CHUNK, max_concurrency=_AT_ONCE)
+                obstore.put(self._store, path, source, chunk_size=_CHUNK, max_concurrency=_AT_ONCE)
 
-    def _unsealed(self, key: str, manifest: Manifest, name: str) -> Iterator[bytes]:
-        size = sealed_size(manifest.parts[name].size)
-        source = _Reader(self._store, f"{key}/{_PARTS}/{name}", size)
-        with io.BufferedReader(source, 1 << 20) as buffered:
-            yield from unseal(buffered, self._keys, sealed_name(manifest, name))
+    def _sizes(self, key: str, found: Mapping[str, _Found]) -> dict[str, int]:
+        prefix = f"{key}/{PARTS}/"
+        return {path.removeprefix(prefix): item.size for path, item in found.items()
+                if path.startswith(prefix)}  # fmt: skip
 
     def _signed(self, key: str) -> bytes | None:
         try:
-            return bytes(obstore.get(self._store, f"{key}/{_MANIFEST}").bytes())
+            return bytes(obstore.get(self._store, f"{key}/{MANIFEST}").bytes())
         except FileNotFoundError:
             return None
 
@@ -164,17 +166,17 @@ class S3:
         for path, item in self._found(prefix).items():
             words = path.split("/")
             rest = words[depth:]
-            if rest == [_MANIFEST] or (len(rest) > 1 and rest[0] == _PARTS):
+            if rest == [MANIFEST] or (len(rest) > 1 and rest[0] == PARTS):
                 found.setdefault("/".join(words[:depth]), {})[path] = item
         return found
 
     def _look(self, key: str, found: Mapping[str, _Found]) -> Kept | None:
-        if key not in self._seen and f"{key}/{_MANIFEST}" in found:
+        if key not in self._seen and f"{key}/{MANIFEST}" in found:
             raw = self._signed(key)
             try:
-                read = Manifest.read(raw or b"", self._keys)
+                read = Manifest.glance(raw or b"")
             except HoldfastError:
-                return None  # another's
+                return None
             if self._key(read.facts.session, read.facts.checkpoint) == key:
                 self._seen[key] = self._kept(key, read, found)
         return self._seen.get(key)
@@ -225,16 +227,6 @@ class _Reader(io.RawIOBase):
         count = min(len(target), len(self._chunk))
         target[:count], self._chunk = self._chunk[:count], self._chunk[count:]
         return count
-
-
-def _check_sizes(manifest: Manifest, key: str, found: Mapping[str, _Found]) -> None:
-    """Each part is there, whole by its length; what is in it is known when it is unsealed."""
-    for name, part in manifest.parts.items():
-        item = found.get(f"{key}/{_PARTS}/{name}")
-        if item is None or item.size != sealed_size(part.size):
-            raise Unfit(
-                Fault.TRUNCATED, f"the checkpoint lacks its part {name}, or it is cut short"
-            )
 
 
 @contextmanager

@@ -1,11 +1,8 @@
-"""What the chart sets, from the environment. Pure but for reading the keys."""
+"""What the chart sets, from the environment. Pure."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +13,6 @@ from holdfast_wire.errors import BadRequest
 from . import safe_open
 
 PORT: Final = 7318
-NAME: Final = "holdfast-node"  # in every agent's certificate
 KEYS: Final = Path("/etc/holdfast-node")
 _UNITS: Final = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 _QUANTITY: Final = re.compile(r"([0-9]{1,15})(|Ki|Mi|Gi|Ti)")
@@ -38,7 +34,7 @@ class Settings:
     node: str
     address: str  # where other agents reach this one
     port: int = PORT
-    keys: Path = KEYS
+    keys: Path = KEYS  # ca-bundle.crt, by which agents know each other and the operator
     work: Path = Path("/run/holdfast-node")  # in memory: what a session had there passes through
     # On the node's disk: what is kept, and what is on its way there.
     store: Path = Path("/var/lib/holdfast-node")
@@ -67,27 +63,6 @@ class Settings:
             store_percent=_percent(env.get("HOLDFAST_STORE_NAMESPACE_PERCENT", "") or "50"),
             bucket=_bucket(env),
         )
-
-    def seal_key(self) -> bytes:
-        """With which checkpoints are signed and sealed; all agents have the same."""
-        try:
-            key = base64.b64decode((self.keys / "seal.key").read_bytes(), validate=True)
-        except (OSError, binascii.Error) as error:
-            raise BadRequest(f"seal.key cannot be read: {error}") from None
-        if len(key) != 32:
-            raise BadRequest("seal.key is not 32 bytes in base64", "delete the Secret and upgrade")
-        return key
-
-    def tls(self, purpose: ssl.Purpose) -> ssl.SSLContext:
-        """Each side shows a certificate of the agents' own CA and wants to see one."""
-        context = ssl.create_default_context(purpose, cafile=str(self.keys / "ca.crt"))
-        # helm's certificates lack extensions that Python 3.13 insists on; the chain and the
-        # name are checked all the same.
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_cert_chain(self.keys / "tls.crt", self.keys / "tls.key")
-        return context
 
 
 def _bytes(text: str) -> int:

@@ -1,7 +1,10 @@
-"""Checkpoints kept on this agent's disk, sealed.
+"""Checkpoints kept on this agent's disk, sealed, by an agent that has no key for them.
 
     ROOT/SESSION-UID/CHECKPOINT/manifest    signed, in the clear: it holds no secret
     ROOT/SESSION-UID/CHECKPOINT/parts/...   sealed
+
+What the manifest says is proved where it is brought back, with the order's data key. Who keeps it
+takes its word only for what it is called, and when it may be removed.
 
 Written under a name that begins with a dot, checked, and renamed when it is whole, so whatever
 has a proper name is complete. Everything is for root alone. The calls block: use a thread.
@@ -12,7 +15,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,13 +32,12 @@ from .pair import (
     Part,
     Unfit,
     check_checkpoint,
-    check_part,
     verify,
 )
-from .seal import seal, sealed_size, unseal
+from .seal import Unsealed, sealed_size, unseal
 
-_MANIFEST: Final = "manifest"
-_PARTS: Final = "parts"
+MANIFEST: Final = "manifest"
+PARTS: Final = "parts"
 _UNFINISHED: Final = "."
 _DAY: Final = 86400.0
 
@@ -58,10 +60,6 @@ class Kept:
 class Store(Protocol):
     """Where checkpoints are kept: this agent's disk, or an object store."""
 
-    def put(self, parts: Path, manifest: bytes) -> Kept: ...
-
-    def get(self, session: str, checkpoint: str, into: Path) -> Manifest: ...
-
     def list(self, session: str | None = None) -> Sequence[Kept]: ...
 
     def delete(self, session: str, checkpoint: str) -> None: ...
@@ -72,60 +70,43 @@ class Peer:
     must stay free, for the node needs them more. `percent`: of the budget, what the checkpoints of
     one namespace may take, so that no tenant has all of it."""
 
-    def __init__(
-        self, root: Path, keys: Keys, budget: int, reserve: int = 1 << 30, percent: int = 100
-    ) -> None:
-        self._root, self._keys, self.budget, self._reserve = root, keys, budget, reserve
+    def __init__(self, root: Path, budget: int, reserve: int = 1 << 30, percent: int = 100) -> None:
+        self._root, self.budget, self._reserve = root, budget, reserve
         self._share = budget * percent // 100
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.chmod(0o700)
 
-    def put(self, parts: Path, manifest: bytes) -> Kept:
-        """Keeps what lies in `parts`, as a receiver left it. Raises Unfit, NoRoom and
+    def put(self, sealed: Path, check: Callable[[], object]) -> Kept:
+        """Keeps the folder `sealed`, which lies on this disk and is gone from there then. `check`
+        reads all of it again, when it is surely on the disk. Raises Unfit, NoRoom and
         AlreadyExists."""
-        read = Manifest.read(manifest, self._keys)
+        read = glance(sealed)
         place = self._place(read.facts.session, read.facts.checkpoint)
         if place.exists():
             raise AlreadyExists(f"the checkpoint {read.facts.checkpoint} is kept already")
-        self.admit(read.size, len(read.parts), read.facts.namespace)
+        self._afford(_size(sealed), read.facts.namespace)
+        for path in sealed.rglob("*"):
+            _sync(path)
+        check()
         place.parent.mkdir(mode=0o700, exist_ok=True)
-        fresh = place.parent / f"{_UNFINISHED}{place.name}-{secrets.token_hex(4)}"
         try:
-            fresh.mkdir(mode=0o700)
-            for name in read.parts:
-                self._seal(read, parts, fresh / _PARTS, name)
-            with _create(fresh / _MANIFEST) as target:
-                target.write(manifest)
-                target.flush()
-                os.fsync(target.fileno())
-            as_it_lies = partial(self._unsealed, fresh, read)
-            check_parts(read, self._keys, as_it_lies, lambda _name, _piece: None)
-            fresh.rename(place)
+            sealed.rename(place)
         except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
             with suppress(OSError):
                 place.parent.rmdir()  # when this was its first
             raise
         _sync(place.parent)
         return Kept(read.facts.session, read.facts.checkpoint, _size(place), read)
 
-    def get(self, session: str, checkpoint: str, into: Path) -> Manifest:
-        """Lays it out in `into`, which appears when all of it is there and found right. Raises
-        NotFound, Unfit."""
+    def folder(self, session: str, checkpoint: str) -> Path:
+        """Where it lies, sealed. Raises NotFound."""
         place = self._place(session, checkpoint)
-        manifest = self._manifest(place)
-        lay_out(manifest, into, self._keys, lambda name: self._unsealed(place, manifest, name))
-        return manifest
+        self._manifest(place)
+        return place
 
     def manifest(self, session: str, checkpoint: str) -> Manifest:
-        """Raises NotFound, Unfit."""
+        """As it says itself. Raises NotFound, Unfit."""
         return self._manifest(self._place(session, checkpoint))
-
-    def pieces(self, manifest: Manifest, part: str, take: Callable[[memoryview], None]) -> None:
-        """One part of what is kept, straight from the disk, for who checks the whole."""
-        place = self._place(manifest.facts.session, manifest.facts.checkpoint)
-        for piece in self._unsealed(place, manifest, part):
-            take(memoryview(piece))
 
     def list(self, session: str | None = None) -> Sequence[Kept]:
         """What is whole. What cannot be read is not among them."""
@@ -149,9 +130,8 @@ class Peer:
             place.parent.rmdir()
 
     def unfinished(self, now: float) -> Sequence[Path]:
-        """Of an agent that ended in the middle; and what cannot be read, after a day: it could be,
-        once the agents have the secret again that it was sealed with. Call it when nothing is
-        being put."""
+        """Of an agent that ended in the middle; and what cannot be read, after a day. Call it when
+        nothing is being put."""
         found: list[Path] = []
         for folder in sorted(self._root.iterdir()):
             for place in sorted(folder.iterdir()):
@@ -188,6 +168,15 @@ class Peer:
     def admit(self, size: int, parts: int = 1, namespace: str = "") -> None:
         """Raises NoRoom: a checkpoint of so many bytes in so many parts cannot be kept now."""
         needs = sealed_size(size) + (parts - 1) * sealed_size(0)  # no less than part by part
+        self._afford(needs, namespace)
+        if needs + self._reserve > (has := free(self._root)):
+            raise NoRoom(
+                f"the checkpoint needs {needs >> 20} MiB and the node's disk has {has >> 20} MiB "
+                f"free, of which {self._reserve >> 20} MiB must stay",
+                "free some of the node's disk",
+            )
+
+    def _afford(self, needs: int, namespace: str) -> None:
         used = self.used()
         if used + needs > self.budget:
             raise NoRoom(
@@ -205,35 +194,12 @@ class Peer:
                     f"that the namespace {namespace} may have here {own >> 20} MiB are used",
                     "keep fewer checkpoints, or raise nodeAgent.store.namespacePercent",
                 )
-        if needs + self._reserve > (has := free(self._root)):
-            raise NoRoom(
-                f"the checkpoint needs {needs >> 20} MiB and the node's disk has {has >> 20} MiB "
-                f"free, of which {self._reserve >> 20} MiB must stay",
-                "free some of the node's disk",
-            )
 
     def _manifest(self, place: Path) -> Manifest:
-        try:
-            raw = (place / _MANIFEST).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            raise NotFound(f"the checkpoint {place.name} is not kept here") from None
-        read = Manifest.read(raw, self._keys)
+        read = glance(place)
         if (read.facts.session, read.facts.checkpoint) != (place.parent.name, place.name):
             raise Unfit(Fault.FOREIGN, f"{place.name} holds another checkpoint")
         return read
-
-    def _seal(self, manifest: Manifest, parts: Path, into: Path, name: str) -> None:
-        target_path = into / check_part(name)
-        target_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with opened(parts, name) as source, _create(target_path) as target:
-            for piece in seal(source, self._keys, sealed_name(manifest, name)):
-                target.write(piece)
-            target.flush()
-            os.fsync(target.fileno())
-
-    def _unsealed(self, place: Path, manifest: Manifest, name: str) -> Iterator[bytes]:
-        with opened(place / _PARTS, name) as source:
-            yield from unseal(source, self._keys, sealed_name(manifest, name))
 
 
 # -- what all stores do ---------------------------------------------------------------------------
@@ -242,8 +208,49 @@ Pieces = Callable[[str], Iterator[bytes]]
 """Of a part that is kept, what was sealed."""
 
 
-def sealed_name(manifest: Manifest, part: str) -> str:
-    return f"{manifest.facts.checkpoint}/{part}"
+def sealed_name(checkpoint: str, part: str) -> str:
+    return f"{checkpoint}/{part}"
+
+
+def raw_manifest(sealed: Path) -> bytes:
+    try:
+        return (sealed / MANIFEST).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"the checkpoint {sealed.name} is not kept here") from None
+
+
+def glance(sealed: Path) -> Manifest:
+    return Manifest.glance(raw_manifest(sealed))
+
+
+def check_whole(manifest: Manifest, sizes: Mapping[str, int]) -> None:
+    """Each part is there, whole by its length, and nothing else; what is in it shows when it is
+    unsealed. `sizes`: of what lies there, by part. Raises Unfit."""
+    for name, part in manifest.parts.items():
+        if sizes.get(name) != sealed_size(part.size):
+            raise Unfit(
+                Fault.TRUNCATED, f"the checkpoint lacks its part {name}, or it is cut short"
+            )
+    for name in sizes.keys() - manifest.parts.keys():
+        raise Unfit(Fault.CORRUPT, f"the checkpoint has a part that its manifest lacks: {name}")
+
+
+def unsealed(sealed: Path, manifest: Manifest, keys: Keys, name: str) -> Iterator[bytes]:
+    with opened(sealed / PARTS, name) as source:
+        yield from unseal(source, keys, sealed_name(manifest.facts.checkpoint, name))
+
+
+def check_sealed(sealed: Path, manifest: Manifest, keys: Keys) -> None:
+    """All of it is what was taken. Raises Unfit."""
+    pieces = partial(unsealed, sealed, manifest, keys)
+    check_parts(manifest, keys, pieces, lambda _name, _piece: None)
+
+
+def reader(sealed: Path, manifest: Manifest, keys: Keys, name: str) -> BufferedReader:
+    """One part, unsealed while it is read."""
+    source = opened(sealed / PARTS, name)
+    what = sealed_name(manifest.facts.checkpoint, name)
+    return BufferedReader(Unsealed(source, keys, what), 1 << 20)
 
 
 def opened(parts: Path, name: str) -> BufferedReader:
@@ -269,32 +276,37 @@ def check_parts(
     verify(manifest, found)
 
 
-def lay_out(manifest: Manifest, into: Path, keys: Keys, pieces: Pieces) -> None:
-    """`into` appears when all of it is there and found right. Raises NoRoom before it begins."""
-    if manifest.size > (has := free(into.parent)):
+def lay_out(sealed: Path, into: Path, keys: Keys, wanted: Callable[[str], bool]) -> Manifest:
+    """All of it is checked; the parts that are wanted lie in `into` then, in the clear, which must
+    be in memory. It appears when all was found right. Raises NoRoom before it begins."""
+    manifest = Manifest.read(raw_manifest(sealed), keys)
+    parts = [name for name in manifest.parts if wanted(name)]
+    needs = sum(manifest.parts[name].size for name in parts)
+    if needs > (has := free(into.parent)):
         raise NoRoom(
-            f"the checkpoint has {manifest.size >> 20} MiB and the node's disk {has >> 20} MiB "
-            "free",
-            "free some of the node's disk",
+            f"the session has {needs >> 20} MiB of memory and the node has room for {has >> 20} MiB"
         )
     fresh = into.parent / f"{_UNFINISHED}{into.name}-{secrets.token_hex(4)}"
     try:
         fresh.mkdir(mode=0o700)
-        for name in manifest.parts:
+        for name in parts:
             (fresh / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _create(fresh / name).close()
 
         def write(name: str, piece: bytes) -> None:
+            if not wanted(name):
+                return
             with (fresh / name).open("ab", buffering=0) as target:
                 view = memoryview(piece)
                 while view:
                     view = view[target.write(view) :]
 
-        check_parts(manifest, keys, pieces, write)
+        check_parts(manifest, keys, partial(unsealed, sealed, manifest, keys), write)
         fresh.rename(into)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
+    return manifest
 
 
 def free(folder: Path) -> int:
@@ -309,7 +321,7 @@ def _create(path: Path) -> BufferedWriter:
 
 
 def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         os.fsync(descriptor)
     finally:

@@ -32,22 +32,51 @@ def owners(items: Iterable[Mapping[str, Any]]) -> Owners:
 
 
 def unwanted(
-    kept: Iterable[Kept], owned: Owners, here: Callable[[Kept], str], now: float
+    kept: Iterable[Kept],
+    owned: Owners,
+    here: Callable[[Kept], str],
+    now: float,
+    ours: Callable[[Kept], bool],
 ) -> list[Kept]:
     """`here`: the location under which an object would know it. Pure."""
     found: list[Kept] = []
     for item in kept:
         facts = item.manifest.facts
-        over, location = owned.get((facts.namespace, facts.session, facts.checkpoint), (True, ""))
-        if over and location != here(item) and facts.created < now - YOUNG:
+        over, location = owned.get(owner_of(item), (True, ""))
+        if over and ours(item) and location != here(item) and facts.created < now - YOUNG:
             found.append(item)
     return found
 
 
+class Ours:
+    """What of a bucket is this cluster's: another may use it too, and has other Checkpoints. What
+    has the mark of a CA of our nodes, and what had a Checkpoint here while this agent ran."""
+
+    def __init__(self) -> None:
+        self._known: set[Owner] = set()
+        self._marks: frozenset[str] = frozenset()
+
+    def look(self, owned: Owners, marks: Iterable[str]) -> None:
+        self._known.update(owned)
+        self._marks = frozenset(marks)
+
+    def __call__(self, kept: Kept) -> bool:
+        return kept.manifest.facts.cluster in self._marks or owner_of(kept) in self._known
+
+
+def owner_of(kept: Kept) -> Owner:
+    facts = kept.manifest.facts
+    return facts.namespace, facts.session, facts.checkpoint
+
+
 async def sweep(
-    store: Store, owned: Owners, here: Callable[[Kept], str], now: float
+    store: Store,
+    owned: Owners,
+    here: Callable[[Kept], str],
+    now: float,
+    ours: Callable[[Kept], bool] = lambda _kept: True,
 ) -> Sequence[Kept]:
-    gone = unwanted(await asyncio.to_thread(store.list), owned, here, now)
+    gone = unwanted(await asyncio.to_thread(store.list), owned, here, now, ours)
     for item in gone:
         await asyncio.to_thread(store.delete, item.session, item.checkpoint)
         log.info("removed", checkpoint=item.checkpoint, session=item.session, bytes=item.size)

@@ -8,12 +8,25 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from holdfast_kube.client import NODES, Object, Resource
+from holdfast_kube.order_keys import CERTIFICATE
 from holdfast_node import cpu, pair
 from holdfast_wire.errors import Unavailable
+
+__all__ = [
+    "ADDRESS",
+    "CERTIFICATE",
+    "CPU",
+    "FOLLOWS",
+    "MEMORY",
+    "WITHOUT_CERTIFICATE",
+    "Target",
+    "look",
+]
 
 ADDRESS: Final = "holdfast.dev/agent-address"
 CPU: Final = "holdfast.dev/agent-cpu"
 MEMORY: Final = "holdfast.dev/agent-memory"
+WITHOUT_CERTIFICATE: Final = {"metadata": {"annotations": {CERTIFICATE: None}}}
 FOLLOWS: Final = "PostCopy"  # what it says there, if memory can go from process to process
 
 

@@ -14,13 +14,9 @@ The work is done by one thread for each connection; memory is bounded by one chu
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
-import os
 import secrets
 import ssl
-import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -33,20 +29,17 @@ from cryptography.hazmat.primitives.poly1305 import Poly1305
 from holdfast_wire.errors import HoldfastError, Internal, from_json
 
 from . import ahead, packing
-from .link import CHUNK, TICK, VERSION, Frame, Link, LinkLost, as_json, dial
+from .growing import Feeds, Growing
+from .link import CHUNK, TICK, VERSION, Frame, Link, LinkLost, Place, as_json, dial
 from .packing import Packer
-from .pair import SALT, Facts, Keys, Manifest, Part, check_part
+from .pair import SALT, Facts, Keys, Manifest, Part, check_part, unkeyed
 from .progress import Progress
 from .receiving import Receiver, serve
 from .threads import to_its_end
 
 __all__ = ["Aborted", "LinkLost", "Receiver", "Sender", "connect", "serve"]
 
-_POLL: Final = 0.003  # seconds between looks at a file that grows: 3 MB at 1 GB/s
-_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
-_PAGE: Final = 4096
 _ZEROS: Final = bytes(CHUNK)
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 T = TypeVar("T")
 
 
@@ -55,21 +48,20 @@ class Aborted(Internal):
 
 
 @dataclass(slots=True)
-class _Going:
+class _Going(Growing):
     number: int
     name: str
     tagger: Poly1305
     size: int = 0
 
 
-class Sender:
+class Sender(Feeds[_Going]):
     """Calls are made one after another. Any of them raises LinkLost, or the receiver's reason for
     giving up (a HoldfastError) as soon as it has said so."""
 
     def __init__(self, link: Link, keys: Keys, worker: ThreadPoolExecutor, salt: bytes) -> None:
+        super().__init__()
         self._link, self._keys, self._worker, self._salt = link, keys, worker, salt
-        self._closing = threading.Event()
-        self._buffer = memoryview(bytearray(CHUNK))
         self._received = self._ready = False
         self._failure: HoldfastError | None = None
         self.parts: dict[str, Part] = {}
@@ -88,7 +80,7 @@ class Sender:
 
     async def send_file(self, part: str, path: Path, *, punch: bool = False) -> None:
         """`punch`: what is sent is freed at the source, piece by piece."""
-        await self._run(lambda: self._send_file(part, path, punch))
+        await self._run(lambda: self._feed_file(part, path, punch))
 
     async def send_from(self, part: str, produce: Callable[[Callable[[memoryview], None]], T]) -> T:
         """`produce` runs in the connection's thread and gives its bytes to the function that it is
@@ -103,9 +95,8 @@ class Sender:
         return await self._run(work)
 
     async def follow(self, prefix: str, directory: Path, done: asyncio.Event) -> None:
-        """CRIU's images while it writes them. Its files of memory only grow, and are sent and
-        freed behind what was sent; all others follow when `done` says that CRIU has ended."""
-        await self._run(lambda: self._follow(prefix, directory, done))
+        """CRIU's images while it writes them (growing.py)."""
+        await self._run(lambda: self._feed_folder(prefix, directory, done))
 
     async def ready(self) -> None:
         """Returns when the receiver has all it needs to restore what will come."""
@@ -227,80 +218,15 @@ class Sender:
         self._send(Frame.END, json.dumps(asdict(part)).encode(), going.number)
         self.parts[going.name] = part
 
-    def _send_file(self, part: str, path: Path, punch: bool) -> None:
-        going = self._begin(part)
-        opened = os.open(path, (os.O_RDWR if punch else os.O_RDONLY) | os.O_CLOEXEC)
-        try:
-            self._drain(going, opened, punch=punch)
-        finally:
-            os.close(opened)
-        self._end(going)
-
-    def _drain(self, going: _Going, opened: int, *, punch: bool) -> bool:
-        """Sends what the file has beyond what was sent. False: nothing."""
-        moved = False
-        while count := os.preadv(opened, [self._buffer], going.size):
-            start = going.size
-            self._data(going, self._buffer[:count])
-            if punch:
-                _punch(opened, start - start % _PAGE, going.size - going.size % _PAGE)
-            moved = True
-        return moved
-
-    def _follow(self, prefix: str, directory: Path, done: asyncio.Event) -> None:
-        growing: dict[str, tuple[_Going, int]] = {}
-        said = time.monotonic()
-        try:
-            while True:
-                ended = done.is_set()  # before the look: what comes later is seen by the next
-                moved = self._grown(prefix, directory, growing)
-                if ended:
-                    break
-                if moved:
-                    said = time.monotonic()
-                elif time.monotonic() - said > TICK:
-                    said = time.monotonic()
-                    self._tick()
-                else:
-                    self._check()
-                    self._closing.wait(_POLL)
-        finally:
-            for _, opened in growing.values():
-                os.close(opened)
-        for going, _ in growing.values():
-            self._end(going)
-        for path in sorted(directory.iterdir()):
-            if path.name not in growing and path.is_file() and not path.is_symlink():
-                self._send_file(f"{prefix}/{path.name}", path, punch=True)
-
-    def _grown(self, prefix: str, directory: Path, growing: dict[str, tuple[_Going, int]]) -> bool:
-        for path in directory.glob("pages-*.img"):
-            if path.name not in growing:
-                opened = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-                growing[path.name] = self._begin(f"{prefix}/{path.name}"), opened
-        moved = [self._drain(going, opened, punch=True) for going, opened in growing.values()]
-        return any(moved)
-
-
-def _punch(opened: int, start: int, end: int) -> None:
-    """Gives memory back; where the file system cannot, nothing is lost but memory."""
-    if end > start:
-        _libc.fallocate(
-            ctypes.c_int(opened),
-            ctypes.c_int(_PUNCH_HOLE | _KEEP_SIZE),
-            ctypes.c_long(start),
-            ctypes.c_long(end - start),
-        )
-
 
 @asynccontextmanager
 async def dialled(
-    address: tuple[str, int], context: ssl.SSLContext, name: str
+    to: Place, context: ssl.SSLContext, name: str
 ) -> AsyncIterator[tuple[Link, ThreadPoolExecutor]]:
-    """A link and the one thread that uses it; both end with this."""
+    """A link to that node's agent and the one thread that uses it; both end with this."""
     worker = ThreadPoolExecutor(1, thread_name_prefix=name)
     try:
-        link = await asyncio.get_running_loop().run_in_executor(worker, dial, address, context)
+        link = await asyncio.get_running_loop().run_in_executor(worker, dial, to, context)
     except BaseException:
         worker.shutdown(wait=False)
         raise
@@ -337,18 +263,18 @@ def greeting(checkpoint: str, salt: bytes, about: dict[str, str]) -> dict[str, A
 
 @asynccontextmanager
 async def connect(
-    address: tuple[str, int],
+    to: Place,
     context: ssl.SSLContext,
-    keys: Keys,
+    keys: Keys | None,
     checkpoint: str,
     about: dict[str, str] | None = None,
-    salt: bytes = b"",
 ) -> AsyncIterator[Sender]:
     """`about`: what the receiver's handler needs to know before the first byte, such as the pod's
-    UID. `salt`: of a manifest that was made already; the parts must be the same. Leaving without
-    an outcome tells the receiver to forget all of it."""
-    hello = greeting(checkpoint, salt or secrets.token_bytes(SALT), about or {})
-    async with dialled(address, context, f"send-{checkpoint}") as (link, worker):
+    UID. `keys`: None for what is sealed already (`pair.unkeyed`). Leaving without an outcome tells
+    the receiver to forget all of it."""
+    salt = secrets.token_bytes(SALT)
+    hello, keys = greeting(checkpoint, salt, about or {}), keys or unkeyed(salt)
+    async with dialled(to, context, f"send-{checkpoint}") as (link, worker):
         try:
             async with sending(link, worker, keys, hello) as sender:
                 yield sender

@@ -17,14 +17,18 @@ from holdfast_kube.credentials import Credentials
 from holdfast_kube.listening import Doorway, listening
 from holdfast_operator import log, metrics, serve
 from holdfast_operator.contact import Contact
+from holdfast_operator.keyring import Keyring
 from holdfast_operator.leader import Leader
 from holdfast_operator.names import Key
+from holdfast_operator.node_certificates import NodeCertificates
 from holdfast_operator.nodes import Nodes
 from holdfast_operator.observe import Look
+from holdfast_operator.order_making import OrderMaking
 from holdfast_operator.perform import Perform
 from holdfast_operator.queue import Queue, is_expected
 from holdfast_operator.reconcile import Reconcile
 from holdfast_operator.resync import Resync
+from holdfast_operator.rotation import Rotation
 from holdfast_operator.settings import Settings
 from holdfast_operator.sightings import Sightings
 from holdfast_operator.watch import LeaseWatch
@@ -50,7 +54,9 @@ class App:
         self.look = look = Look(
             self._kube, self._sightings, clock, _wall, self.nodes, settings.limits
         )
-        perform = Perform(self._kube, settings, clock)
+        keyring = Keyring()
+        orders = OrderMaking(keyring, self.nodes.certificate, _wall)
+        perform = Perform(self._kube, settings, clock, orders)
         self._leader = Leader(self._kube, settings.namespace, identity, clock, self._chosen)
         reconcile = Reconcile(
             self._kube, look, perform, lambda: self._leader.leads, clock, identity
@@ -63,6 +69,12 @@ class App:
         )
         self._http = serve.application(
             self._contact, clock, lambda: self._ready, lambda: len(self.queue)
+        )
+        leads = lambda: self._leader.leads  # noqa: E731
+        self._rotation = Rotation(self._kube, keyring, watched, leads)
+        account = settings.agent_account
+        self._certificates = (
+            NodeCertificates(self._kube, keyring, account, leads) if account else None
         )
         self._keys = Keys(settings.webhook_keys) if settings.webhook_keys else None
         self._runners: list[web.AppRunner] = []
@@ -116,6 +128,9 @@ class App:
             group.create_task(self._watch.run())
             group.create_task(self.resync.run())
             group.create_task(self.queue.run())
+            if self._certificates is not None:
+                group.create_task(self._certificates.run())
+                group.create_task(self._rotation.run())
             if self._keys is not None:
                 group.create_task(self._keys.follow())
 

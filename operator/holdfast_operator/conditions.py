@@ -55,6 +55,7 @@ class Reason(StrEnum):
     CONTAINER_STUCK = "ContainerStuck"
     UNSCHEDULABLE = "Unschedulable"
     POD_REFUSED = "PodRefused"
+    KEY_UNKNOWN = "KeyUnknown"
     LOST = "Lost"
     BACKING_OFF = "BackingOff"
     ENDED = "Ended"
@@ -118,7 +119,7 @@ def accepted(seen: Observed, step: Step) -> Condition:
     if isinstance(step, Wait) and step.blocked:
         return Condition(Type.ACCEPTED, "False", Reason(step.blocked[0]), step.blocked[1])
     if seen.problem and seen.problem.of_spec and seen.pod is None:
-        return Condition(Type.ACCEPTED, "False", Reason.POD_REFUSED, seen.problem.message)
+        return Condition(Type.ACCEPTED, "False", Reason(seen.problem.reason), seen.problem.message)
     return Condition(Type.ACCEPTED, "True", Reason.VALID, "the session can be run")
 
 
@@ -161,7 +162,7 @@ def ready(seen: Observed, step: Step, phase: Phase) -> Condition:
             Type.READY, "True", Reason.RUNNING, f"incarnation {seen.epoch} runs the command"
         )
     if seen.problem:
-        return no(Reason.POD_REFUSED, seen.problem.message)
+        return no(Reason(seen.problem.reason), seen.problem.message)
     pod = seen.pod
     if pod is not None and pod.trouble:
         return no(Reason(pod.trouble[0]), pod.trouble[1])
@@ -174,7 +175,7 @@ def _pending(seen: Observed, step: Step) -> Condition:
     if accepted(seen, step).status != "True":
         return Condition(Type.READY, "False", Reason.NOT_ACCEPTED, "see the condition Accepted")
     if seen.problem:
-        return Condition(Type.READY, "False", Reason.POD_REFUSED, seen.problem.message)
+        return Condition(Type.READY, "False", Reason(seen.problem.reason), seen.problem.message)
     return Condition(Type.READY, "False", Reason.STARTING, "about to begin")
 
 

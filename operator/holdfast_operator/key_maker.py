@@ -119,10 +119,7 @@ def decide(wanted: Wanted, found: Found, now: datetime) -> list[Put]:
             made.append(Put(SECRETS, which, data, fresh=before is None))
 
     if wanted.keys:
-        # --- until agents ask for certificates of their own: then only what an older chart left ---
-        shared = _shared(found.get(f"{name}-node") or {}, now)
-        secret(f"{name}-node", shared)
-        # -----------------------------------------------------------------------------------------
+        shared = found.get(f"{name}-node") or {}  # of an older chart
         keys = _keys(wanted, found.get(f"{name}-keys") or {}, shared, now)
         secret(f"{name}-keys", keys)
         made.append(Put(CONFIG_MAPS, f"{name}-node-ca", {"ca-bundle.crt": keys["ca-bundle.crt"]}))
@@ -168,15 +165,6 @@ def _keys(wanted: Wanted, before: Data, shared: Data, now: datetime) -> Data:
 def _generation(identity: bytes) -> int:
     text = identity.decode().removeprefix("g")
     return int(text) if text.isdigit() else 0
-
-
-def _shared(before: Data, now: datetime) -> Data:
-    if before:
-        return before
-    key, certificate = _authority("holdfast-node-ca", now)
-    own_key, own = _signed("holdfast-node", ("holdfast-node",), key, certificate, now)
-    seal = base64.b64encode(secrets.token_bytes(32))
-    return {"ca.crt": certificate, "tls.crt": own, "tls.key": own_key, "seal.key": seal}
 
 
 def _served(before: Data, common: str, hosts: tuple[str, ...], now: datetime) -> Data:

@@ -52,6 +52,11 @@ EVICTIONS: Final = Counter(
     "holdfast_evictions", "Evictions of pods that look like a session's, by answer.", ["answer"],
     registry=REGISTRY,
 )  # fmt: skip
+WRAPPING_KEYS: Final = Gauge(
+    "holdfast_wrapping_key_checkpoints",
+    "Stored checkpoints that need this wrapping key; 0 and not the current one: it may be removed.",
+    ["key"], registry=REGISTRY,
+)  # fmt: skip
 LEADER: Final = Gauge(
     "holdfast_leader", "1 if this operator acts, 0 if it stands by.", registry=REGISTRY
 )

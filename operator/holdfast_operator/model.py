@@ -1,7 +1,6 @@
 """What the operator knows of one Session at one moment, read from the API's objects. Pure.
 
-Nothing here guesses: a field that an object does not have is None or empty, and whoever decides
-says what that means.
+Nothing here guesses: what an object does not have is None or empty, and whoever decides says why.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from holdfast_kube.order_keys import CERTIFICATE
 from holdfast_operator import leaving, names
 from holdfast_operator.names import Key
 from holdfast_operator.notes import Exit, Fresh, Restore
@@ -392,10 +392,9 @@ def _trouble(status: Object) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The last write of ours that the API server refused."""
-
-    message: str
+    message: str  # why the last write of ours was refused
     of_spec: bool  # the pod is not a valid one: only another spec will do
+    reason: str = "PodRefused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,17 +404,18 @@ class NodeSeen:
     agent: bool  # sessions can leave it and arrive on it, alive
     cpu: frozenset[str] | None = None  # what its processor can; None: its agent does not say
     post_copy: bool = False  # a session's memory can follow it, from here and to here
+    certificate: str = field(default="", repr=False)  # of its agent, as the Node says
 
     @classmethod
     def of(cls, item: Object) -> NodeSeen:
         meta, spec = item["metadata"], item.get("spec") or {}
         agent = (meta.get("labels") or {}).get(names.AGENT) == "ready"
         notes = meta.get("annotations") or {}
-        told = str(notes.get(names.AGENT_CPU, "")).split()
-        # The kind of processor, a digest, and its features.
+        told = str(notes.get(names.AGENT_CPU, "")).split()  # its kind, a digest, and its features
         cpu = frozenset((told[0], *told[2:])) if len(told) > 2 else None
         follows = notes.get(names.AGENT_MEMORY) == "PostCopy"
-        return cls(meta["name"], bool(spec.get("unschedulable")), agent, cpu, follows)
+        shut, shown = bool(spec.get("unschedulable")), str(notes.get(CERTIFICATE, ""))
+        return cls(meta["name"], shut, agent, cpu, follows, shown)
 
 
 @dataclass(frozen=True, slots=True)

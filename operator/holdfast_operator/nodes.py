@@ -19,6 +19,11 @@ class Nodes:
     def get(self, name: str) -> NodeSeen | None:
         return self._seen.get(name)
 
+    def certificate(self, name: str) -> str:
+        """Of the node's agent, as the Node says; "": it has none."""
+        found = self._seen.get(name)
+        return "" if found is None else found.certificate
+
     @property
     def agents(self) -> bool:
         return any(node.agent for node in self._seen.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -23,6 +23,7 @@ OVER: Final = ("Complete", "Failed")
 OVERDUE_SECONDS: Final = 900.0
 # If memory is to follow, there may be much of it, and it is sent for as long as it takes.
 FOLLOWING_SECONDS: Final = 4 * 3600.0
+KEY_NOT_FOR_NODE: Final = "KeyNotForNode"  # an agent's word, as a reason
 # Waits after the 1st, 2nd, … order in a row that failed.
 BACKOFF: Final = (30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -74,6 +75,10 @@ class CheckpointSeen:
     deadline: float = 60.0
     node: str = ""  # where it was taken
     fork: str = ""  # UID of the session that is to begin from it
+    reason: str = ""  # of its end, in one word
+    keyed: bool = False  # it has a data key of its own
+    # That key, as it can be opened again: the ids of wrapping keys, and what they made of it.
+    wrapped: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, item: Mapping[str, Any]) -> CheckpointSeen:
@@ -83,7 +88,8 @@ class CheckpointSeen:
         return cls(
             name=meta["name"],
             phase=str(status.get("phase") or "Pending"),
-            message=plain(next(_said(status), "")),
+            message=plain(_said(status, "message")),
+            reason=_said(status, "reason"),
             kind=kind,
             uid=str(meta.get("uid") or ""),
             epoch=int(spec.get("epoch") or 0),
@@ -107,6 +113,8 @@ class CheckpointSeen:
             deadline=float(spec.get("deadlineSeconds") or 60),
             node=str(spec.get("sourceNode") or ""),
             fork=str((meta.get("annotations") or {}).get(names.FORK) or ""),
+            keyed=bool(spec.get("key")),
+            wrapped=tuple(_wrapped(status.get("key"), spec.get("key"))),
         )
 
     @property
@@ -122,6 +130,12 @@ class CheckpointSeen:
     @property
     def failed(self) -> bool:
         return self.phase == "Failed"
+
+    @property
+    def unread(self) -> bool:
+        """Its agent had another key by then than it was sealed to: it says nothing of what it was
+        about."""
+        return self.failed and self.reason == KEY_NOT_FOR_NODE
 
     @property
     def usable(self) -> bool:
@@ -141,12 +155,17 @@ class CheckpointSeen:
         return not self.over and not self.overdue(wall)
 
 
-def _said(status: Mapping[str, Any]) -> Iterator[str]:
-    return (
-        str(condition.get("message") or "")
-        for condition in status.get("conditions") or ()
-        if condition.get("type") == "Complete"
-    )
+def _wrapped(*keys: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    for key in keys:
+        if key and key.get("wrapped"):
+            yield str(key.get("id") or ""), str(key["wrapped"])
+
+
+def _said(status: Mapping[str, Any], what: str) -> str:
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "Complete":
+            return str(condition.get(what) or "")
+    return ""
 
 
 def keeps(orders: Iterable[CheckpointSeen]) -> list[CheckpointSeen]:

@@ -42,6 +42,7 @@ from holdfast_operator.model import (
 from holdfast_operator.moves import AbandonMove, CancelMove, CreateCheckpoint, CreateTarget
 from holdfast_operator.names import access_name
 from holdfast_operator.notes import Fresh, Restore
+from holdfast_operator.order_making import OrderMaking
 from holdfast_operator.restores import CreateBring
 from holdfast_operator.settings import Settings
 from holdfast_operator.steps import (
@@ -70,8 +71,11 @@ _BINDING_SECONDS: Final = 0.02
 
 
 class Perform:
-    def __init__(self, api: Api, settings: Settings, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, api: Api, settings: Settings, clock: Callable[[], float], orders: OrderMaking
+    ) -> None:
         self._api, self._settings, self._clock = api, settings, clock
+        self._orders = orders
 
     async def __call__(self, seen: Observed, step: Step, memory: Memory) -> Observed | None:
         """What is known now; None: look again."""
@@ -158,9 +162,11 @@ class Perform:
                 if stored.pod is None:
                     raise Internal("a session without a pod was about to be stored")
                 order = objects.keep(stored.session, step, stored.pod, stored.keepers, session)
+                order = self._orders.keep(order, stored.pod.node)
                 await self._own(CHECKPOINTS, stored.session, order, strict=True)
             case CreateBring():
                 order = objects.bring(session, step)
+                order = self._orders.bring(order, step.checkpoint, step.pod.node)
                 await self._own(CHECKPOINTS, session, order, strict=True)
             case DeleteCheckpoints(found):
                 for name, uid in found:
@@ -183,6 +189,7 @@ class Perform:
                         target=step.target.node,
                     )
                 order = objects.checkpoint(session, step, source)
+                order = self._orders.move(order, source.node, step.target.node)
                 await self._own(CHECKPOINTS, session, order, strict=True)
             case AbandonMove(target) | CancelMove(target):
                 await self._api.delete(PODS, namespace, target.name, target.uid)

@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import Final
 
 from holdfast_kube.client import EVENTS, SESSIONS, Api, Conflict, Invalid
+from holdfast_kube.order_keys import Unopened
 from holdfast_operator import events, log, metrics, status, template
 from holdfast_operator.decide import decide
 from holdfast_operator.events import Said, Saying
+from holdfast_operator.keyring import UnknownKey
 from holdfast_operator.model import Observed, Problem, Session
 from holdfast_operator.moves import AbandonMove
 from holdfast_operator.names import Key
@@ -106,10 +108,12 @@ class Reconcile:
             if isinstance(step, _ON_LEASE):
                 self._look.conflicted(session.key, session)
             raise
-        except (Forbidden, Invalid, AlreadyExists) as error:
+        except (Forbidden, Invalid, AlreadyExists, UnknownKey) as error:
             if not session.deleting:
                 of_spec = isinstance(step, CreatePod) and isinstance(error, Invalid)
-                memory.problem = Problem(plain(str(error)), of_spec)
+                of_key = isinstance(error, UnknownKey | Unopened)
+                reason = "KeyUnknown" if of_key else "PodRefused"
+                memory.problem = Problem(plain(str(error)), of_spec, reason)
                 await self._write_status(await self._again(seen), Wait())
             raise
         memory.problem = None

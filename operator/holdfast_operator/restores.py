@@ -123,6 +123,7 @@ def failures(seen: Observed, checkpoint: str) -> int:
         order.kind is Kind.BRING
         and order.origin == checkpoint
         and (order.failed or order.overdue(seen.wall))
+        and not order.unread
         for order in seen.orders or ()
     )
 

@@ -40,6 +40,7 @@ class Settings:
     limits: Limits = NO_LIMITS  # of the checkpoints of a namespace
     journal_file_bytes: str = ""  # of the sidecar's journal; "": as the sidecar has it
     journal_files: str = ""
+    agent_account: str = ""  # NAMESPACE:NAME of the node agents'; "": there are none
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -69,6 +70,7 @@ class Settings:
             gateway=env.get("HOLDFAST_GATEWAY", ""),
             gateway_ca=_authority(env),
             policies=env.get("HOLDFAST_ADMISSION_POLICIES", "true") != "false",
+            agent_account=env.get("HOLDFAST_AGENT_ACCOUNT", ""),
             webhook_keys=env.get("HOLDFAST_WEBHOOK_KEYS", ""),
         )
 

@@ -107,7 +107,7 @@ def coming_back(seen: Observed, lease: LeaseSeen) -> Condition:
     """Ready, of one that is being brought back."""
     pod = seen.pod
     if seen.problem:
-        return _not_ready(Reason.POD_REFUSED, seen.problem.message)
+        return _not_ready(Reason(seen.problem.reason), seen.problem.message)
     if pod is not None and pod.trouble and not pod.up:
         return _not_ready(Reason(pod.trouble[0]), pod.trouble[1])
     if pod is None and seen.now < seen.retry_at:

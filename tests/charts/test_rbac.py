@@ -29,6 +29,7 @@ Render = Callable[..., list[dict[str, Any]]]
 Rule = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 READ = ("get", "list", "watch")
+CERTIFICATES = "certificates.k8s.io"
 
 # Through the API server, which asks RBAC of the path itself.
 GROUPS = ("subresources.holdfast.dev",)
@@ -45,6 +46,7 @@ RULES: dict[str, list[Rule]] = {
         (("holdfast.dev",), ("sessions",), (*READ, "patch", "delete"), ()),
         (("holdfast.dev",), ("sessions/status",), ("patch",), ()),
         (("holdfast.dev",), ("checkpoints",), (*READ, "create", "delete"), ()),
+        (("holdfast.dev",), ("checkpoints/status",), ("patch",), ()),
         (("",), ("pods",), (*READ, "create", "delete"), ()),
         (("coordination.k8s.io",), ("leases",), (*READ, "create", "update", "delete"), ()),
         (("",), ("serviceaccounts",), ("get", "create", "delete"), ()),
@@ -60,22 +62,22 @@ RULES: dict[str, list[Rule]] = {
     ],
     "holdfast-nodes": [
         (("",), ("nodes",), READ, ()),
-        (("certificates.k8s.io",), ("certificatesigningrequests",), READ, ()),
+        ((CERTIFICATES,), ("certificatesigningrequests",), READ, ()),
         (
-            ("certificates.k8s.io",),
+            (CERTIFICATES,),
             ("certificatesigningrequests/approval", "certificatesigningrequests/status"),
             ("update",),
             (),
         ),
-        (("certificates.k8s.io",), ("signers",), ("approve", "sign"), ("holdfast.dev/node",)),
+        ((CERTIFICATES,), ("signers",), ("approve", "sign"), ("holdfast.dev/node",)),
     ],
     "holdfast-node": [
         (("holdfast.dev",), ("checkpoints",), READ, ()),
         (("holdfast.dev",), ("checkpoints/status",), ("patch",), ()),
         (("",), ("pods",), ("get",), ()),
+        ((CERTIFICATES,), ("certificatesigningrequests",), ("create", "get"), ()),
         (("events.k8s.io",), ("events",), ("create",), ()),
         (("",), ("nodes",), ("get", "patch"), ()),
-        (("certificates.k8s.io",), ("certificatesigningrequests",), ("create", "get"), ()),
         (("",), ("nodes/status",), ("patch",), ()),
     ],
     "holdfast-gateway": [
@@ -213,7 +215,8 @@ async def test_what_is_granted_is_used_and_nothing_is_missing(
     render: Render, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside the steps: kopf lists and watches Sessions, Checkpoints and pods (its scanning is off,
-    so neither namespaces nor CRDs), and Leases are listed and watched by us."""
+    so neither namespaces nor CRDs), and Leases are listed and watched by us; and stored keys are
+    wrapped anew (rotation.py)."""
     kinds = ("sessions", "checkpoints", "pods", "leases")
     watched = {(verb, kind) for verb in ("list", "watch") for kind in kinds}
     granted = {
@@ -222,7 +225,8 @@ async def test_what_is_granted_is_used_and_nothing_is_missing(
         for resource in resources
         for verb in verbs
     }
-    assert granted == await a_whole_life(monkeypatch) | watched
+    wrapped = {("patch", "checkpoints/status")}
+    assert granted == await a_whole_life(monkeypatch) | watched | wrapped
 
 
 def test_the_operator_holds_what_it_grants(render: Render) -> None:

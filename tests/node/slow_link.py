@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from holdfast_node import transfer
 from holdfast_node.frames import Frames
-from holdfast_node.link import CHUNK, Frame
+from holdfast_node.link import CHUNK, Frame, Place
 from holdfast_node.pages import Asked
 from holdfast_node.pair import Facts, Keys
 from holdfast_node.progress import Progress
@@ -40,7 +41,7 @@ def heap(size: int) -> bytes:
 def context(folder: Path, purpose: ssl.Purpose) -> ssl.SSLContext:
     made = ssl.create_default_context(purpose, cafile=str(folder / "ours.crt"))
     made.verify_mode = ssl.CERT_REQUIRED
-    made.load_cert_chain(folder / "agent.crt", folder / "agent.key")
+    made.load_cert_chain(folder / "agent.pem")
     return made
 
 
@@ -55,12 +56,11 @@ async def parts(folder: Path, data: bytes, *, may: bool = True) -> dict[str, flo
             assert (Path(into) / "parts" / "part").read_bytes() == data
             await receiver.committed()
 
-    server, client = (
-        context(folder, purpose) for purpose in (ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH)
-    )
-    async with transfer.serve("127.0.0.1", 0, server, KEYS, handler) as port:
-        address = ("127.0.0.1", port)
-        async with transfer.connect(address, client, KEYS, FACTS.checkpoint) as sender:
+    server = partial(context, folder, ssl.Purpose.CLIENT_AUTH)
+    client = context(folder, ssl.Purpose.SERVER_AUTH)
+    async with transfer.serve("127.0.0.1", 0, server, handler) as port:
+        to = Place("a", ("127.0.0.1", port))
+        async with transfer.connect(to, client, None, FACTS.checkpoint) as sender:
             if may:
                 await sender.ready()
             began = time.monotonic()
@@ -93,12 +93,11 @@ async def pages(folder: Path, data: bytes) -> dict[str, float]:
         receiver.said = True
         done.set_result(time.monotonic())
 
-    server, client = (
-        context(folder, purpose) for purpose in (ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH)
-    )
+    server = partial(context, folder, ssl.Purpose.CLIENT_AUTH)
+    client = context(folder, ssl.Purpose.SERVER_AUTH)
     async with (
-        transfer.serve("127.0.0.1", 0, server, KEYS, handler) as port,
-        dialled(("127.0.0.1", port), client, "pages") as (link, worker),
+        transfer.serve("127.0.0.1", 0, server, handler) as port,
+        dialled(Place("a", ("127.0.0.1", port)), client, "pages") as (link, worker),
     ):
         hello = transfer.greeting(FACTS.checkpoint, bytes(32), {})
         await asyncio.to_thread(link.send_json, Frame.HELLO, hello)

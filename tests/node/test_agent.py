@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import socket
@@ -18,7 +17,7 @@ from holdfast_node.settings import Bucket, Settings
 from holdfast_wire.errors import BadRequest, Unavailable
 
 
-def test_settings(tmp_path: Path) -> None:
+def test_settings() -> None:
     given = {"HOLDFAST_NODE": "n1", "HOLDFAST_POD_IP": "10.0.0.1"}
     settings = Settings.from_env({**given, "HOLDFAST_LOG_LEVEL": "debug"})
     assert (settings.node, settings.address, settings.log_level) == ("n1", "10.0.0.1", "DEBUG")
@@ -38,13 +37,6 @@ def test_settings(tmp_path: Path) -> None:
     assert Settings.from_env({**given, **s3}).bucket == Bucket("kept", "a/b")
     with pytest.raises(BadRequest):
         Settings.from_env({**given, **s3, "HOLDFAST_S3_ENDPOINT": "minio:9000"})
-    own = Settings("n", "a", keys=tmp_path)
-    for bad in (b"", b"!!", base64.b64encode(b"short")):
-        (tmp_path / "seal.key").write_bytes(bad)
-        with pytest.raises(BadRequest):
-            own.seal_key()
-    (tmp_path / "seal.key").write_bytes(base64.b64encode(bytes(range(32))))
-    assert own.seal_key() == bytes(range(32))
 
 
 def test_features_of_the_processor() -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,10 @@ import pytest
 from gateway_kit import until
 from holdfast_node import packing, transfer
 from holdfast_node.frames import Frames
-from holdfast_node.link import CHUNK, Frame, Link, answer, dial
+from holdfast_node.link import CHUNK, Frame, Link, Place, answer, dial
 from holdfast_node.packing import SELDOM, SLOW, Judge, Packer, unpacked
 from holdfast_node.pages import Carrier
-from holdfast_node.pair import Facts, Keys
+from holdfast_node.pair import Facts
 from holdfast_node.transfer import Receiver, Sender
 from holdfast_wire.errors import BadRequest
 
@@ -167,7 +168,7 @@ def links(tls: Contexts) -> Iterator[tuple[Link, Link]]:
         server = tls(ssl.Purpose.CLIENT_AUTH)
         server.num_tickets = 0
         there = pool.submit(lambda: answer(listening.accept()[0], server))
-        here = dial(listening.getsockname(), tls(ssl.Purpose.SERVER_AUTH))
+        here = dial(Place("a", listening.getsockname()), tls(ssl.Purpose.SERVER_AUTH))
         both = here, there.result()
     yield both
     for link in both:
@@ -229,7 +230,6 @@ def test_memory_that_claims_too_much_is_refused(links: tuple[Link, Link], body: 
 
 # -- parts of a checkpoint ------------------------------------------------------------------------
 
-KEYS = Keys(bytes(32))
 FACTS = Facts("c", "s", "n", "n", 1, "a", "b", "i", "x86_64", "6", (), 1.0)
 
 
@@ -242,10 +242,10 @@ async def linked(
         await receiver.receive(folder / "parts")
         await receiver.committed()
 
-    server, client = tls(ssl.Purpose.CLIENT_AUTH), tls(ssl.Purpose.SERVER_AUTH)
+    server, client = partial(tls, ssl.Purpose.CLIENT_AUTH), tls(ssl.Purpose.SERVER_AUTH)
     async with (
-        transfer.serve("127.0.0.1", 0, server, KEYS, handler) as port,
-        transfer.connect(("127.0.0.1", port), client, KEYS, FACTS.checkpoint) as sender,
+        transfer.serve("127.0.0.1", 0, server, handler) as port,
+        transfer.connect(Place("a", ("127.0.0.1", port)), client, None, FACTS.checkpoint) as sender,
     ):
         await sender.ready()
         yield sender

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from holdfast_node import frames, pages
 from holdfast_node.frames import Frames
-from holdfast_node.link import CHUNK, Frame, Link, LinkLost, answer, dial
+from holdfast_node.link import CHUNK, Frame, Link, LinkLost, Place, answer, dial
 from holdfast_node.pages import Asked, Carrier, Needed
 from holdfast_node.pair import Unfit
 from holdfast_node.progress import Progress
@@ -40,7 +40,7 @@ def links(tls: Contexts, pool: ThreadPoolExecutor) -> Iterator[Pair]:
         server = tls(ssl.Purpose.CLIENT_AUTH)
         server.num_tickets = 0
         there = pool.submit(lambda: answer(listening.accept()[0], server))
-        here = dial(listening.getsockname(), tls(ssl.Purpose.SERVER_AUTH))
+        here = dial(Place("a", listening.getsockname()), tls(ssl.Purpose.SERVER_AUTH))
     yield here, there.result()
     for link in (here, there.result()):
         link.interrupt()

@@ -24,7 +24,7 @@ from holdfast_node.pair import (
     check_part,
     verify,
 )
-from holdfast_node.seal import seal, sealed_size, unseal
+from holdfast_node.seal import Sealing, sealed_size, unseal
 from holdfast_wire.errors import BadRequest
 
 KEYS = Keys(b"0123456789abcdef0123456789abcdef")
@@ -191,7 +191,12 @@ PIECE = 1 << 20
 
 
 def sealed(data: bytes, what: str = "c/layer") -> bytes:
-    return b"".join(seal(io.BytesIO(data), KEYS, what))
+    out = io.BytesIO()
+    sealing, view = Sealing(out.write, KEYS, what), memoryview(data)
+    for at in range(0, len(view), 300_007):  # as it comes: not in pieces of a round size
+        sealing.update(view[at : at + 300_007])
+    sealing.finish()
+    return out.getvalue()
 
 
 def opened(data: bytes, what: str = "c/layer", keys: Keys = KEYS) -> bytes:

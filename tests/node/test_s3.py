@@ -20,12 +20,12 @@ import pytest
 from obstore.store import S3Store
 
 from holdfast_node.order import Where
-from holdfast_node.pair import Facts, Fault, Keys, Manifest, Unfit
+from holdfast_node.pair import Facts, Fault, Manifest, Unfit
 from holdfast_node.s3 import S3
 from holdfast_node.settings import Bucket
-from holdfast_node.store import Peer
+from holdfast_node.store import Kept, Peer, lay_out
 from holdfast_node.stores import Others, Remote, Stores
-from holdfast_node.sweep import owners, sweep
+from holdfast_node.sweep import Ours, owners, sweep
 from holdfast_wire.errors import AlreadyExists, BadRequest, NotFound, Unavailable
 
 from .test_store import FACTS, KEYS, laid
@@ -78,7 +78,7 @@ def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 @pytest.fixture
 def store(bucket: Bucket) -> S3:
-    return S3(bucket, KEYS)
+    return S3(bucket)
 
 
 @pytest.fixture
@@ -94,16 +94,23 @@ def names(raw: S3Store) -> list[str]:
     return sorted(item["path"] for chunk in obstore.list(raw) for item in chunk)
 
 
-def put(store: S3, tmp_path: Path, facts: Facts = FACTS) -> bytes:
+def put(store: S3, tmp_path: Path, facts: Facts = FACTS) -> None:
     folder = tmp_path / os.urandom(8).hex()
-    signed = laid(folder, facts, PARTS)
-    store.put(folder, signed)
-    return signed
+    laid(folder, facts, PARTS)
+    store.put(folder)
+
+
+def got(store: S3, session: str, checkpoint: str, tmp_path: Path) -> Manifest:
+    """In `out`, unsealed."""
+    sealed = tmp_path / os.urandom(8).hex()
+    store.get(session, checkpoint, sealed)
+    return lay_out(sealed, tmp_path / "out", KEYS, lambda _part: True)
 
 
 def test_what_is_put_is_got(store: S3, bucket: Bucket, raw: S3Store, tmp_path: Path) -> None:
     remote: Remote = store
-    store.put(tmp_path / "in", laid(tmp_path / "in", FACTS, BIG))
+    laid(tmp_path / "in", FACTS, BIG)
+    store.put(tmp_path / "in")
     location = f"s3://{bucket.name}/some/where/uid-1/build-2-1"
     assert remote.location("uid-1", "build-2-1") == location
     (kept,) = store.list()
@@ -111,7 +118,7 @@ def test_what_is_put_is_got(store: S3, bucket: Bucket, raw: S3Store, tmp_path: P
     assert kept.size > len(BIG["images/pages-1.img"])
     assert store.list("uid-2") == []
     assert len(store.list("uid-1")) == 1
-    assert store.get("uid-1", "build-2-1", tmp_path / "out") == kept.manifest
+    assert got(store, "uid-1", "build-2-1", tmp_path) == kept.manifest
     for name, data in BIG.items():
         assert (tmp_path / "out" / name).read_bytes() == data
     assert names(raw) == [
@@ -125,24 +132,24 @@ def test_what_is_put_is_got(store: S3, bucket: Bucket, raw: S3Store, tmp_path: P
     assert names(raw) == []
     assert store.list() == []
     with pytest.raises(NotFound):
-        store.get("uid-1", "build-2-1", tmp_path / "again")
+        got(store, "uid-1", "build-2-1", tmp_path)
 
 
 def test_asked_again(store: S3, tmp_path: Path) -> None:
-    signed = laid(tmp_path / "in", FACTS, PARTS)
-    assert store.put(tmp_path / "in", signed) == store.put(tmp_path / "in", signed)
+    laid(tmp_path / "in", FACTS, PARTS)
+    assert store.put(tmp_path / "in") == store.put(tmp_path / "in")
     with pytest.raises(AlreadyExists):
         put(store, tmp_path, replace(FACTS, created=2.5))
 
 
 def test_without_all_parts_there_is_no_manifest(store: S3, raw: S3Store, tmp_path: Path) -> None:
-    signed = laid(tmp_path / "in", FACTS, PARTS)
-    (tmp_path / "in/state/ring").unlink()
+    laid(tmp_path / "in", FACTS, PARTS)
+    (tmp_path / "in/parts/state/ring").unlink()
     with pytest.raises(Unfit):
-        store.put(tmp_path / "in", signed)
-    (tmp_path / "in/state/ring").write_bytes(b"short")
+        store.put(tmp_path / "in")
+    (tmp_path / "in/parts/state/ring").write_bytes(b"short")
     with pytest.raises(Unfit, match="cut short"):
-        store.put(tmp_path / "in", signed)
+        store.put(tmp_path / "in")
     assert "some/where/uid-1/build-2-1/manifest" not in names(raw)
     assert store.list() == []
     now = datetime.now(UTC)
@@ -161,10 +168,10 @@ def test_a_damaged_part_is_never_laid_out(
     for damaged in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), whole + b"x"):
         obstore.put(raw, path, damaged)
         with pytest.raises(Unfit):
-            store.get("uid-1", "build-2-1", tmp_path / "out")
+            got(store, "uid-1", "build-2-1", tmp_path)
     obstore.delete(raw, path)
     with pytest.raises(Unfit) as raised:
-        store.get("uid-1", "build-2-1", tmp_path / "out")
+        got(store, "uid-1", "build-2-1", tmp_path)
     assert raised.value.fault is Fault.TRUNCATED
     assert not (tmp_path / "out").exists()
 
@@ -174,34 +181,37 @@ def test_under_anothers_name(store: S3, raw: S3Store, tmp_path: Path) -> None:
     for name in names(raw):
         obstore.copy(raw, name, name.replace("uid-1", "uid-2"))
     with pytest.raises(Unfit, match="another checkpoint"):
-        store.get("uid-2", "build-2-1", tmp_path / "out")
+        got(store, "uid-2", "build-2-1", tmp_path)
     assert [item.session for item in store.list()] == ["uid-1"]
 
 
-async def test_the_sweep_leaves_alone_what_another_cluster_keeps(
-    store: S3, bucket: Bucket, tmp_path: Path
-) -> None:
-    put(store, tmp_path)
-    other = S3(bucket, Keys(bytes(32)))
-    now = time.time()
+async def test_the_sweep_leaves_alone_what_another_cluster_keeps(store: S3, tmp_path: Path) -> None:
+    put(store, tmp_path, replace(FACTS, cluster="theirs"))
+    put(store, tmp_path, replace(FACTS, cluster="ours", checkpoint="build-2-2"))
+    put(store, tmp_path, replace(FACTS, checkpoint="build-2-3"))  # by an older version
+    now, ours = time.time(), Ours()
 
-    def here(_kept: object) -> str:
-        return store.location("uid-1", "build-2-1")
+    def here(kept: Kept) -> str:
+        return store.location("uid-1", kept.checkpoint)
 
-    assert other.list() == []
-    assert await sweep(other, {}, here, now) == []
-    item = {
-        "metadata": {"namespace": "default", "name": "build-2-1"},
-        "spec": {"sessionUID": "uid-1"},
-        "status": {"phase": "Complete", "location": here(None)},
-    }
-    assert await sweep(store, owners([item]), here, now) == []
-    assert len(await sweep(store, {}, here, now)) == 1
-    assert store.list() == []
+    def checkpoint(name: str) -> dict[str, Any]:
+        status = {"phase": "Complete", "location": store.location("uid-1", name)}
+        meta = {"namespace": "default", "name": name}
+        return {"metadata": meta, "spec": {"sessionUID": "uid-1"}, "status": status}
+
+    async def swept(*names: str) -> list[str]:
+        owned = owners(map(checkpoint, names))
+        ours.look(owned, ["newest", "ours"])
+        return [one.checkpoint for one in await sweep(store, owned, here, now, ours)]
+
+    assert await swept("build-2-2", "build-2-3") == []
+    assert await swept("build-2-2") == ["build-2-3"], "it had a Checkpoint here"
+    assert await swept() == ["build-2-2"], "it has the mark of a CA of ours"
+    assert [one.checkpoint for one in store.list()] == ["build-2-1"]
 
 
 def test_without_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
-    nowhere = S3(replace(bucket, name="no-such-bucket"), KEYS)
+    nowhere = S3(replace(bucket, name="no-such-bucket"))
     with pytest.raises(Unavailable, match="the object store"):
         put(nowhere, tmp_path)
 
@@ -209,7 +219,7 @@ def test_without_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
 def test_names_lead_nowhere_else(store: S3, tmp_path: Path) -> None:
     for name in ("..", "../in", "", "/etc", "a/b"):
         with pytest.raises(BadRequest):
-            store.get(name, "build-2-1", tmp_path / "out")
+            got(store, name, "build-2-1", tmp_path)
         with pytest.raises(BadRequest):
             store.delete("uid-1", name)
 
@@ -220,19 +230,25 @@ async def test_a_keep_and_a_bring_by_way_of_the_bucket(store: S3, tmp_path: Path
     def nobody(*_: object) -> Any:
         raise AssertionError("no other agent is asked")
 
-    disk = Peer(tmp_path / "kept", KEYS, 1 << 30, reserve=0)
-    stores = Stores("a", disk, tmp_path / "spool", Others(nobody, nobody, KEYS), nobody, store)
+    disk = Peer(tmp_path / "kept", 1 << 30, reserve=0)
+    stores = Stores("a", disk, tmp_path / "spool", Others(nobody, nobody), nobody, store)
     facts = replace(FACTS, checkpoint=KEEP.name, session=KEEP.session_uid)
-    manifest = Manifest.read(laid(tmp_path / "in", facts, PARTS), KEYS)
+    manifest = laid(tmp_path / "in", facts, PARTS)
     order = replace(KEEP, store=Where.S3, keepers=())
     await stores.ready(order)
-    location = await stores.put(order, tmp_path / "in", manifest)
+    location = await stores.put(order, tmp_path / "in", manifest, KEYS)
     assert location == store.location(KEEP.session_uid, KEEP.name)
     wanted = bring(manifest, location)
-    assert await stores.get(wanted, tmp_path / "out") == manifest
-    assert (tmp_path / "out/state/ring").read_bytes() == PARTS["state/ring"]
+    folders = tmp_path / "memory", tmp_path / "disk"
+    for folder in folders:
+        folder.mkdir()
+    found = await stores.get(wanted, KEYS, *folders)
+    assert found.manifest == manifest
+    assert (tmp_path / "memory/parts/state/ring").read_bytes() == PARTS["state/ring"]
+    for path in (tmp_path / "disk").rglob("*"):
+        assert not path.is_file() or b"secret of the session" not in path.read_bytes()
     with pytest.raises(NotFound, match="does not know"):
-        await stores.get(replace(wanted, location="s3://else/where"), tmp_path / "again")
+        await stores.get(replace(wanted, location="s3://else/where"), KEYS, *folders)
 
 
 async def test_nobody_is_stopped_for_a_bucket_that_does_not_answer(
@@ -242,13 +258,13 @@ async def test_nobody_is_stopped_for_a_bucket_that_does_not_answer(
         raise AssertionError("no other agent is asked")
 
     monkeypatch.setattr("holdfast_node.s3._ASKED", timedelta(seconds=0.5))
-    disk = Peer(tmp_path / "kept", KEYS, 1 << 30, reserve=0)
+    disk = Peer(tmp_path / "kept", 1 << 30, reserve=0)
     order = replace(KEEP, store=Where.S3, keepers=())
     with socket.create_server(("127.0.0.1", 0)) as silent:
         mute = f"http://127.0.0.1:{silent.getsockname()[1]}"
         for wrong in (replace(bucket, endpoint=mute), replace(bucket, name="no-such-bucket")):
-            others = Others(nobody, nobody, KEYS)
-            stores = Stores("a", disk, tmp_path / "spool", others, nobody, S3(wrong, KEYS))
+            others = Others(nobody, nobody)
+            stores = Stores("a", disk, tmp_path / "spool", others, nobody, S3(wrong))
             began = time.monotonic()
             with pytest.raises(Unavailable, match="the object store"):
                 await stores.ready(order)

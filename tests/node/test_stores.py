@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -19,8 +20,8 @@ from holdfast_node.order import Bring, Keep, Order, Phase, Then, Where
 from holdfast_node.pair import Facts, Fault, Keys, Manifest, Unfit
 from holdfast_node.receiving import Receiver
 from holdfast_node.spool import Spool
-from holdfast_node.store import Peer
-from holdfast_node.stores import Others, Stores, check_brought
+from holdfast_node.store import Peer, lay_out
+from holdfast_node.stores import Found, Others, Stores, check_brought
 from holdfast_node.sweep import sweep
 from holdfast_wire.errors import Forbidden, HoldfastError, NotFound, Unavailable
 
@@ -58,14 +59,15 @@ class World:
         self._stack = AsyncExitStack()
 
     async def start(self, node: str, budget: int = 1 << 30) -> None:
-        others = Others(self._address, partial(self._tls, ssl.Purpose.SERVER_AUTH), KEYS)
-        disk = Peer(self.folder / node / "kept", KEYS, budget, reserve=0)
+        others = Others(self._address, partial(self._tls, ssl.Purpose.SERVER_AUTH, node))
+        disk = Peer(self.folder / node / "kept", budget, reserve=0)
         stores = Stores(node, disk, self.folder / node / "spool", others, self._find)
 
         async def asked(receiver: Receiver) -> None:
             await (stores.keep if receiver.about["for"] == "keep" else stores.give)(receiver)
 
-        serving = transfer.serve("127.0.0.1", 0, self._tls(ssl.Purpose.CLIENT_AUTH), KEYS, asked)
+        context = partial(self._tls, ssl.Purpose.CLIENT_AUTH, node)
+        serving = transfer.serve("127.0.0.1", 0, context, asked)
         self.ports[node] = await self._stack.enter_async_context(serving)
         self.disks[node], self.stores[node] = disk, stores
 
@@ -88,21 +90,25 @@ class World:
 
     async def spool(self, facts: Facts = FACTS) -> tuple[Path, Manifest]:
         """As the source has it when the session runs again."""
-        folder = self.folder / "taking"
+        name = os.urandom(4).hex()
+        folder = self.folder / f"taking-{name}"
         folder.mkdir()
-        spool = Spool(folder)
+        spool = Spool(folder, self.folder / f"images-{name}", KEYS, bytes(32), facts.checkpoint)
         for name, data in PARTS.items():
-            if name.startswith("images/"):
-                (folder / name).write_bytes(data)
-            else:
-                await spool.send_bytes(name, data)
-        return folder, spool.manifest(KEYS, facts, bytes(32))
+            await spool.send_bytes(name, data)
+        return folder, spool.manifest(facts)
+
+    async def get(self, order: Bring, into: Path, node: str = "a", keys: Keys = KEYS) -> Found:
+        memory, disk = into / "memory", into / "disk"
+        for made in (memory, disk):
+            made.mkdir(parents=True, exist_ok=True)
+        return await self.stores[node].get(order, keys, memory, disk)
 
     async def kept(self, node: str) -> Manifest:
         folder, manifest = await self.spool()
         order = replace(KEEP, keepers=(node,))
         self.order(order)
-        assert await self.stores["a"].put(order, folder, manifest) == f"peer://{node}"
+        assert await self.stores["a"].put(order, folder, manifest, KEYS) == f"peer://{node}"
         return manifest
 
     def left_over(self) -> list[Path]:
@@ -132,16 +138,24 @@ async def test_kept_by_another_node_and_brought_from_it(world: World, tmp_path: 
     folder, manifest = await world.spool()
     world.order(KEEP)
     await world.stores["a"].ready(KEEP)
-    assert await world.stores["a"].put(KEEP, folder, manifest) == "peer://b"
+    assert await world.stores["a"].put(KEEP, folder, manifest, KEYS) == "peer://b"
     assert world.disks["a"].list() == []
     (item,) = world.disks["b"].list("uid-1")
     assert item.manifest.digest == manifest.digest
     # Asked again, because the answer was lost.
-    assert await world.stores["a"].put(KEEP, folder, manifest) == "peer://b"
+    assert await world.stores["a"].put(KEEP, folder, manifest, KEYS) == "peer://b"
     world.order(order := bring(manifest, "peer://b"))
-    assert await world.stores["a"].get(order, tmp_path / "out") == manifest
+    found = await world.get(order, tmp_path / "out")
+    assert found.manifest == manifest
     for name, data in PARTS.items():
-        assert (tmp_path / "out" / name).read_bytes() == data
+        with found.reader(name) as source:
+            assert source.read() == data
+        in_memory = not name.startswith("layer")
+        assert (found.parts / name).exists() == in_memory
+        assert not in_memory or (found.parts / name).read_bytes() == data
+    for root in (tmp_path / "out/disk", tmp_path / "a", tmp_path / "b"):
+        for path in filter(Path.is_file, root.rglob("*")):
+            assert b"secret of the session" not in path.read_bytes()
     assert world.left_over() == []
 
 
@@ -149,8 +163,9 @@ async def test_what_lies_here_needs_no_network(world: World, tmp_path: Path) -> 
     manifest = await world.kept("a")
     world.ports.clear()
     order = bring(manifest, "peer://a")
-    assert await world.stores["a"].get(order, tmp_path / "out") == manifest
-    assert (tmp_path / "out/queued").read_bytes() == b"{}"
+    found = await world.get(order, tmp_path / "out")
+    assert found.manifest == manifest
+    assert (found.parts / "queued").read_bytes() == b"{}"
 
 
 async def test_the_next_keeper_is_asked(world: World) -> None:
@@ -158,13 +173,14 @@ async def test_the_next_keeper_is_asked(world: World) -> None:
     await world.start("b", budget=1 << 20)
     folder, manifest = await world.spool()
     world.order(KEEP)
-    assert await world.stores["a"].put(KEEP, folder, manifest) == "peer://a"
+    assert await world.stores["a"].put(KEEP, folder, manifest, KEYS) == "peer://a"
     assert world.disks["b"].list() == []
     assert world.left_over() == []
+    folder, manifest = await world.spool()
     nobody = replace(KEEP, keepers=("b", "c"))
     world.order(nobody)
     with pytest.raises(Unavailable) as raised:
-        await world.stores["a"].put(nobody, folder, manifest)
+        await world.stores["a"].put(nobody, folder, manifest, KEYS)
     assert "of the 1 MiB for checkpoints" in str(raised.value)
     assert "no agent is ready on node c" in str(raised.value)
 
@@ -195,7 +211,7 @@ async def test_what_is_not_ordered_is_not_kept(world: World, ordered: Keep | Non
     if ordered is not None:
         world.order(ordered)
     with pytest.raises(HoldfastError, match="b: "):
-        await world.stores["a"].put(replace(KEEP, keepers=("b",)), folder, manifest)
+        await world.stores["a"].put(replace(KEEP, keepers=("b",)), folder, manifest, KEYS)
     assert world.disks["b"].list() == []
     assert world.left_over() == []
 
@@ -204,7 +220,7 @@ async def test_what_is_on_a_move_is_not_kept(world: World) -> None:
     folder, manifest = await world.spool(replace(FACTS, target_pod="pod-b"))
     world.order(KEEP)
     with pytest.raises(Unavailable, match="not the checkpoint that"):
-        await world.stores["a"].put(replace(KEEP, keepers=("b",)), folder, manifest)
+        await world.stores["a"].put(replace(KEEP, keepers=("b",)), folder, manifest, KEYS)
 
 
 async def test_what_is_not_ordered_is_not_given(world: World, tmp_path: Path) -> None:
@@ -221,13 +237,13 @@ async def test_what_is_not_ordered_is_not_given(world: World, tmp_path: Path) ->
         if ordered is not None:
             world.order(ordered)
         with pytest.raises((Forbidden, NotFound), match=r"nothing is to be brought|nobody ordered"):
-            await world.stores["a"].get(meant, tmp_path / "out")
+            await world.get(meant, tmp_path / "out")
     world.order(gone := replace(meant, of_session_uid="uid-2"))
     with pytest.raises(NotFound, match="not kept here"):
-        await world.stores["a"].get(gone, tmp_path / "out")
+        await world.get(gone, tmp_path / "out")
     with pytest.raises(Unavailable, match="no object store"):
-        await world.stores["a"].get(replace(meant, location="s3://b/p"), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        await world.get(replace(meant, location="s3://b/p"), tmp_path / "out")
+    assert not (tmp_path / "out/memory/parts").exists()
 
 
 async def test_damaged_where_it_lay(world: World, tmp_path: Path) -> None:
@@ -237,8 +253,8 @@ async def test_damaged_where_it_lay(world: World, tmp_path: Path) -> None:
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     world.order(order := bring(manifest, "peer://b"))
     with pytest.raises(HoldfastError, match="altered or cut short"):
-        await world.stores["a"].get(order, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        await world.get(order, tmp_path / "out")
+    assert not (tmp_path / "out/memory/parts").exists()
 
 
 async def test_an_answer_that_is_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +267,7 @@ async def test_an_answer_that_is_lost(world: World, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Receiver, "committed", silent)
     folder, manifest = await world.spool()
     world.order(KEEP)
-    assert await world.stores["a"].put(KEEP, folder, manifest) == "peer://a"
+    assert await world.stores["a"].put(KEEP, folder, manifest, KEYS) == "peer://a"
     assert len(world.disks["b"].list()) == 1
     owned = {("team", "uid-1", "build-2-k1"): (True, "peer://a")}
     await sweep(world.disks["a"], owned, lambda _kept: "peer://a", 1e9)
@@ -271,31 +287,61 @@ async def test_a_keeper_that_ends_while_it_gives(
         ending.append(receiver)
         await give(receiver, *rest)
 
-    def pieces(*_: object) -> None:
+    async def pieces(*_: object) -> None:
         ending[0].link.interrupt()
 
     monkeypatch.setattr(fetching, "give", breaking)
-    monkeypatch.setattr(world.disks["b"], "pieces", pieces)
+    monkeypatch.setattr(fetching, "send_sealed", pieces)
     with pytest.raises(LinkLost):
-        await world.stores["a"].get(order, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        await world.get(order, tmp_path / "out")
+    assert not (tmp_path / "out/memory/parts").exists()
 
 
 async def test_two_at_once_stay_within_the_budget(world: World) -> None:
     await world.start("b", budget=3 << 20)
-    folder, manifest = await world.spool()
-    orders = [replace(KEEP, name=f"build-2-k{number}", keepers=("b",)) for number in (1, 2)]
-    made = [
-        (order, replace(manifest, facts=replace(FACTS, checkpoint=order.name))) for order in orders
-    ]
-    for order in orders:
+    made = []
+    for number in (1, 2):
+        order = replace(KEEP, name=f"build-2-k{number}", keepers=("b",))
         world.order(order)
+        made.append((order, *await world.spool(replace(FACTS, checkpoint=order.name))))
     done = await asyncio.gather(
-        *(world.stores["a"].put(order, folder, one) for order, one in made),
+        *(world.stores["a"].put(order, folder, one, KEYS) for order, folder, one in made),
         return_exceptions=True,
     )
     assert sorted(isinstance(one, Unavailable) for one in done) == [False, True]
     assert len(world.disks["b"].list()) == 1
+
+
+async def test_only_the_source_is_kept_for_and_only_the_target_given_to(
+    world: World, tmp_path: Path
+) -> None:
+    """Attack 34: another node of the cluster asks, with its own good certificate."""
+    await world.start("c")
+    folder, manifest = await world.spool()
+    world.order(order := replace(KEEP, keepers=("b",)))
+    with pytest.raises(Unavailable, match="names node a, and c has come"):
+        await world.stores["c"].put(order, folder, manifest, KEYS)
+    assert world.disks["b"].list() == []
+    await world.stores["a"].put(order, folder, manifest, KEYS)
+    world.order(meant := bring(manifest, "peer://b"))
+    with pytest.raises(Forbidden, match="names node a, and c has come"):
+        await world.get(meant, tmp_path / "out", node="c")
+    # And with the bytes, from the disk of the keeper: they are sealed with a key that c has not.
+    stolen = tmp_path / "b/kept/uid-1/build-2-k1"
+    for key in (bytes(32), manifest.salt):
+        with pytest.raises(Unfit) as raised:
+            lay_out(stolen, tmp_path / "opened", Keys(key), lambda _part: True)
+        assert raised.value.fault is Fault.UNSIGNED
+
+
+@pytest.mark.parametrize("data", [b"short", bytes(1000)])
+async def test_what_is_not_whole_is_not_kept(world: World, data: bytes) -> None:
+    folder, manifest = await world.spool()
+    (folder / "parts/queued").write_bytes(data)
+    world.order(order := replace(KEEP, keepers=("b",)))
+    with pytest.raises(Unavailable, match="lacks its part queued, or it is cut short"):
+        await world.stores["a"].put(order, folder, manifest, KEYS)
+    assert world.disks["b"].list() == []
 
 
 def test_only_the_ordered_checkpoint_is_restored() -> None:

@@ -14,18 +14,13 @@ from holdfast_node import receiving, transfer
 from holdfast_node.transfer import Receiver
 
 from .conftest import Contexts
-from .test_transfer import FACTS, KEYS, Taking, whole
+from .test_transfer import FACTS, Taking, at, server, whole
 
 
 async def test_idle_connections_do_not_keep_agents_out(tls: Contexts, tmp_path: Path) -> None:
     """Attack 41: 64 connections that say nothing, and an agent that comes after them."""
-    serving = transfer.serve(
-        "127.0.0.1",
-        0,
-        tls(ssl.Purpose.CLIENT_AUTH),
-        KEYS,
-        Taking(tmp_path / "in"),
-    )
+    context = tls(ssl.Purpose.CLIENT_AUTH)
+    serving = transfer.serve("127.0.0.1", 0, lambda: context, Taking(tmp_path / "in"))
     async with serving as port:
         loop, idle = asyncio.get_running_loop(), []
         try:
@@ -34,9 +29,9 @@ async def test_idle_connections_do_not_keep_agents_out(tls: Contexts, tmp_path: 
                 plain.setblocking(False)
                 await loop.sock_connect(plain, ("127.0.0.1", port))
                 idle.append(plain)
-            client, address = tls(ssl.Purpose.SERVER_AUTH), ("127.0.0.1", port)
+            client = tls(ssl.Purpose.SERVER_AUTH)
             async with asyncio.timeout(3):
-                async with transfer.connect(address, client, KEYS, FACTS.checkpoint, {}) as sender:
+                async with transfer.connect(at(port), client, None, FACTS.checkpoint) as sender:
                     await whole(sender, ("images/a", b"1"))
                     await sender.finish(FACTS)
                     await sender.outcome()
@@ -60,7 +55,7 @@ async def test_a_trickled_handshake_has_an_end(
     async def handler(receiver: Receiver) -> None:
         raise AssertionError
 
-    serving = transfer.serve("127.0.0.1", 0, tls(ssl.Purpose.CLIENT_AUTH), KEYS, handler)
+    serving = transfer.serve("127.0.0.1", 0, server(tls), handler)
     async with serving as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from holdfast_node.pair import Keys
 from holdfast_node.store import Peer
 from holdfast_node.sweep import YOUNG, owners, room, sweep, sweep_unfinished
 
-from .test_store import FACTS, KEYS, laid
+from .test_store import FACTS, laid
 
 NOW = 1e9
 HERE = "peer://a"
@@ -30,14 +29,15 @@ def checkpoint(name: str, **status: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def peer(tmp_path: Path) -> Peer:
-    return Peer(tmp_path / "store", KEYS, budget=1 << 30, reserve=0)
+    return Peer(tmp_path / "store", budget=1 << 30, reserve=0)
 
 
 def put(peer: Peer, tmp_path: Path, name: str, **facts: Any) -> None:
     parts = {"layer": b"x" * 1000}
     folder = tmp_path / os.urandom(8).hex()
     made = replace(replace(FACTS, checkpoint=name, created=NOW - YOUNG - 1), **facts)
-    peer.put(folder, laid(folder, made, parts))
+    laid(folder, made, parts)
+    peer.put(folder, lambda: None)
 
 
 async def swept(peer: Peer, *items: dict[str, Any]) -> list[str]:
@@ -87,19 +87,19 @@ async def test_what_was_not_finished(peer: Peer, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "store/uid-1").iterdir()] == ["k1"]
 
 
-async def test_with_another_secret_nothing_is_thrown_away_at_once(
-    peer: Peer, tmp_path: Path
-) -> None:
+async def test_what_cannot_be_read_stays_for_a_day(peer: Peer, tmp_path: Path) -> None:
     put(peer, tmp_path, "k1")
-    other = Peer(tmp_path / "store", Keys(bytes(32)), budget=1 << 30, reserve=0)
+    (tmp_path / "store/uid-1/k1/manifest").write_bytes(b"damaged")
     now = (tmp_path / "store/uid-1/k1").stat().st_mtime
-    assert await sweep(other, {}, lambda _kept: HERE, now) == []
-    await sweep_unfinished(other, asyncio.Lock(), now)
-    assert [item.checkpoint for item in peer.list()] == ["k1"]
+    assert await sweep(peer, {}, lambda _kept: HERE, now) == []
+    await sweep_unfinished(peer, asyncio.Lock(), now)
+    assert (tmp_path / "store/uid-1/k1").exists()
+    await sweep_unfinished(peer, asyncio.Lock(), now + 90_000)
+    assert not (tmp_path / "store/uid-1").exists()
 
 
 def test_how_much_room_there_is(peer: Peer, tmp_path: Path) -> None:
     assert room(peer) == "0 MiB of 1024 MiB for checkpoints"
     put(peer, tmp_path, "k1")
-    small = Peer(tmp_path / "store", KEYS, budget=1000, reserve=0)
+    small = Peer(tmp_path / "store", budget=1000, reserve=0)
     assert room(small).startswith("full: ")

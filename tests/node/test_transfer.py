@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_node import layer, link, receiving, transfer
+from holdfast_node import growing, layer, link, receiving, transfer
 from holdfast_node.link import Frame
 from holdfast_node.pair import Facts, Fault, Keys, Manifest, Part, Unfit
 from holdfast_node.progress import Progress, memory_of, told
@@ -27,7 +27,6 @@ from holdfast_wire.errors import (
     HoldfastError,
     Internal,
     TooLarge,
-    Unauthenticated,
     Unavailable,
 )
 
@@ -54,14 +53,24 @@ FACTS = Facts(
 Handler = Callable[[Receiver], Awaitable[None]]
 
 
+def server(tls: Contexts, name: str = "a") -> Callable[[], ssl.SSLContext]:
+    return partial(tls, ssl.Purpose.CLIENT_AUTH, name)
+
+
+def at(port: int, node: str = "a") -> link.Place:
+    return link.Place(node, ("127.0.0.1", port))
+
+
 @asynccontextmanager
 async def linked(tls: Contexts, handler: Handler, keys: Keys = KEYS) -> AsyncIterator[Sender]:
-    serving = transfer.serve("127.0.0.1", 0, tls(ssl.Purpose.CLIENT_AUTH), keys, handler)
-    async with serving as port:
-        client = tls(ssl.Purpose.SERVER_AUTH)
+    async def keyed(receiver: Receiver) -> None:
+        receiver.keys = keys
+        await handler(receiver)
+
+    async with transfer.serve("127.0.0.1", 0, server(tls), keyed) as port:
+        client = tls(ssl.Purpose.SERVER_AUTH, "b")
         about = {"pod": "b"}
-        address = ("127.0.0.1", port)
-        async with transfer.connect(address, client, KEYS, FACTS.checkpoint, about) as sender:
+        async with transfer.connect(at(port), client, KEYS, FACTS.checkpoint, about) as sender:
             yield sender
         if isinstance(handler, Taking):
             async with asyncio.timeout(5):
@@ -309,49 +318,6 @@ async def test_a_manifest_that_lists_more_is_refused(tls: Contexts, tmp_path: Pa
             await sender.finish(FACTS)
 
 
-@pytest.mark.parametrize("name", ["stranger", "gateway"])
-async def test_only_agents_may_send(tls: Contexts, tmp_path: Path, name: str) -> None:
-    called: list[Receiver] = []
-
-    async def handler(receiver: Receiver) -> None:
-        called.append(receiver)
-
-    serving = transfer.serve("127.0.0.1", 0, tls(ssl.Purpose.CLIENT_AUTH), KEYS, handler)
-    async with serving as port:
-        client = tls(ssl.Purpose.SERVER_AUTH, name)
-        with pytest.raises(HoldfastError):
-            # In TLS 1.3 the client learns of its refusal with the first answer.
-            async with transfer.connect(("127.0.0.1", port), client, KEYS, "c") as sender:
-                await sender.finish(FACTS)
-    assert not called
-
-
-@pytest.mark.parametrize("name", ["stranger", "gateway"])
-async def test_only_to_agents_is_sent(tls: Contexts, name: str) -> None:
-    async def handler(receiver: Receiver) -> None:
-        raise AssertionError
-
-    serving = transfer.serve("127.0.0.1", 0, tls(ssl.Purpose.CLIENT_AUTH, name), KEYS, handler)
-    async with serving as port:
-        with pytest.raises(Unauthenticated, match="no agent"):
-            async with transfer.connect(
-                ("127.0.0.1", port), tls(ssl.Purpose.SERVER_AUTH), KEYS, "c"
-            ):
-                pass
-
-
-async def test_a_peer_without_a_certificate_is_refused(tls: Contexts) -> None:
-    async def handler(receiver: Receiver) -> None:
-        raise AssertionError
-
-    serving = transfer.serve("127.0.0.1", 0, tls(ssl.Purpose.CLIENT_AUTH), KEYS, handler)
-    async with serving as port:
-        client = tls(ssl.Purpose.SERVER_AUTH, None)
-        with pytest.raises(HoldfastError):
-            async with transfer.connect(("127.0.0.1", port), client, KEYS, "c") as sender:
-                await sender.finish(FACTS)
-
-
 async def test_silence_is_a_lost_link(
     tls: Contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,7 +335,7 @@ async def test_a_pause_of_either_side_is_no_silence(
     tls: Contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "SILENCE", 0.5)
-    for module in (transfer, receiving):
+    for module in (transfer, receiving, growing):
         monkeypatch.setattr(module, "TICK", 0.05)
 
     async def handler(receiver: Receiver) -> None:
@@ -449,13 +415,13 @@ async def test_bytes_that_are_no_tls_end_only_their_own_connection(
     tls: Contexts, tmp_path: Path
 ) -> None:
     taking = Taking(tmp_path / "in")
-    serving = transfer.serve("127.0.0.1", 0, tls(ssl.Purpose.CLIENT_AUTH), KEYS, taking)
+    serving = transfer.serve("127.0.0.1", 0, server(tls), taking)
     async with serving as port:
         with socket.create_connection(("127.0.0.1", port)) as plain:
             plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
         client = tls(ssl.Purpose.SERVER_AUTH)
         checkpoint = FACTS.checkpoint
-        async with transfer.connect(("127.0.0.1", port), client, KEYS, checkpoint) as sender:
+        async with transfer.connect(at(port), client, None, checkpoint) as sender:
             await sender.finish(FACTS)
             await sender.outcome()
     assert taking.manifest is not None

@@ -91,11 +91,11 @@ def test_a_raised_authority_is_trusted_beside_the_former() -> None:
 def test_an_older_charts_keys_are_adopted() -> None:
     """Its Secrets: no hf-keys; the agents' with seal.key; the webhook's without its CA's key."""
     now = installed()
-    node, gateway, webhook = now["hf-node"], now["hf-gateway"], now["hf-webhook"]
-    assert node is not None
+    node = {"ca.crt": b"a", "tls.crt": b"b", "tls.key": b"c", "seal.key": b"sealed"}
+    gateway, webhook = now["hf-gateway"], now["hf-webhook"]
     assert gateway is not None
     assert webhook is not None
-    old = {**now, "hf-keys": None}
+    old = {**now, "hf-keys": None, "hf-node": node}
     old["hf-webhook"] = {key: value for key, value in webhook.items() if key != "ca.key"}
     found = again(WANTED, old)
     assert found.keys() == {"hf-keys", "hf-webhook"}
@@ -166,7 +166,7 @@ def test_the_host_key_is_one_that_openssh_reads() -> None:
 def test_what_others_bring_is_left_alone(part: str) -> None:
     parts = {"keys": True, "gateway": True, "webhook": True, "ssh": True} | {part: False}
     left = {
-        "keys": {"hf-keys", "hf-node", "hf-node-ca"}, "gateway": {"hf-gateway"},
+        "keys": {"hf-keys", "hf-node-ca"}, "gateway": {"hf-gateway"},
         "webhook": {"hf-webhook"}, "ssh": {"hf-gateway-ssh-host"},
     }[part]  # fmt: skip
     assert made(WANTED, {}).keys() - made(Wanted("ns", "hf", **parts), {}).keys() == left

@@ -4,17 +4,24 @@ Leases, and an operator to be killed."""
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from holdfast_kube.client import CHECKPOINTS, LEASES, PODS, SESSIONS, Resource
 from holdfast_operator import names
+from holdfast_operator.keyring import Keyring
 from holdfast_operator.leaving import lingers
 from holdfast_operator.nodes import Nodes
 from holdfast_operator.observe import Look
+from holdfast_operator.order_making import OrderMaking
 from holdfast_operator.orders import CheckpointSeen, Kind
 from holdfast_operator.perform import Perform
 from holdfast_operator.reconcile import Reconcile
@@ -27,12 +34,34 @@ from holdfast_sidecar.kube import Answer
 from holdfast_sidecar.leaving import Word, heeded, read
 from holdfast_wire.errors import HoldfastError
 from holdfast_wire.lease import Epoch, Holder, Record, Standing, Timing
+from node_keys import Authority, keys_folder, shown
 from operator_api import KEY, FakeApi, Json, Killed, Mishap
 
 __all__ = ["KEY", "SETTINGS", "FakeApi", "Json", "Killed", "Mishap", "Trips", "World",
            "session_object"]  # fmt: skip
 
 SETTINGS = Settings(image="example/holdfast:1")
+
+
+@functools.cache
+def order_making() -> OrderMaking:
+    """With keys of its own, and a certificate for whichever node."""
+    authority = Authority()
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-keys-"))
+    atexit.register(shutil.rmtree, folder, True)
+    keyring = Keyring(
+        keys_folder(folder, [authority], {"g1": bytes(32), "legacy": bytes(32)}, "g1")
+    )
+
+    @functools.cache
+    def certificate(node: str) -> str:
+        return shown(authority.node(node)[0])
+
+    return OrderMaking(keyring, certificate, _now)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def session_object(**spec: Any) -> Json:
@@ -229,7 +258,7 @@ class World:
         self.look = Look(
             self.api, self.sightings, lambda: self.now, self.wall, self.nodes, self.limits
         )
-        perform = Perform(self.api, SETTINGS, lambda: self.now)
+        perform = Perform(self.api, SETTINGS, lambda: self.now, order_making())
         self.reconcile = Reconcile(
             self.api, self.look, perform, lambda: True, lambda: self.now, "operator/1"
         )

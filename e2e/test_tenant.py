@@ -197,8 +197,12 @@ def victim(lab: Lab) -> Session:
     return walking(lab, "build", 0.02)
 
 
-def foreign(victim: Session, name: str, **more: Any) -> dict[str, Any]:
-    """A Checkpoint in the tenant's namespace, which names the victim's pod."""
+def foreign(victim: Session, name: str, mine: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A Checkpoint in the tenant's namespace, which names the victim's pod. It belongs to the
+    victim, as admission wants it of the operator, and to the tenant's session too: what has no
+    owner in its namespace is collected."""
+    (own,) = mine["metadata"]["ownerReferences"]
+    owners = [{**own, "uid": victim.body["metadata"]["uid"]}, {**own, "controller": False}]
     spec = {
         "sessionName": victim.name,
         "sessionUID": victim.body["metadata"]["uid"],
@@ -211,7 +215,7 @@ def foreign(victim: Session, name: str, **more: Any) -> dict[str, Any]:
     return {
         "apiVersion": "holdfast.dev/v1alpha1",
         "kind": "Checkpoint",
-        "metadata": {"name": name, "labels": labels},
+        "metadata": {"name": name, "labels": labels, "ownerReferences": owners},
         "spec": spec | more,
     }
 
@@ -222,9 +226,9 @@ def orders(victim: Session, mine: dict[str, Any]) -> list[dict[str, Any]]:
     kept: dict[str, Any] = {"store": "Peer", "keepers": [elsewhere, victim.node]}
     arrives = {"targetNode": elsewhere, "targetPodUID": mine["metadata"]["uid"]}
     return [
-        foreign(victim, f"{victim.name}-1-k1", **kept),
-        foreign(victim, f"{victim.name}-1-k2", **kept, then="Stop"),
-        foreign(victim, f"{victim.name}-1-m1", **arrives),
+        foreign(victim, f"{victim.name}-1-k1", mine, **kept),
+        foreign(victim, f"{victim.name}-1-k2", mine, **kept, then="Stop"),
+        foreign(victim, f"{victim.name}-1-m1", mine, **arrives),
     ]
 
 

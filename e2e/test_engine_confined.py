@@ -128,6 +128,20 @@ async def test_who_takes_criu_over_stays_in_the_container(
     assert not [path for path in said["open"] if "cgroup.procs" in path or "last_pid" in path]
 
 
+def test_a_folder_of_another_mount_namespace(bench: kit.Lab) -> None:
+    """As the node's cgroups are to the agent."""
+    container = bench.container("a")
+    above = os.open(container.root / "home", os.O_RDONLY | os.O_DIRECTORY)
+    alone = confine.alone(above, Path(f"/proc/{container.hold}/ns/mnt"))
+    try:
+        assert os.stat("user", dir_fd=alone).st_ino == os.stat("user", dir_fd=above).st_ino
+        assert os.stat("..", dir_fd=alone).st_ino == os.fstat(alone).st_ino
+        assert os.stat("..", dir_fd=above).st_ino != os.fstat(above).st_ino
+    finally:
+        os.close(above)
+        os.close(alone)
+
+
 async def test_a_restored_session_has_the_rights_it_had(bench: kit.Lab, engine: Engine) -> None:
     """Neither less, although CRIU has less than it had, nor more; and no filter of CRIU's."""
     session = Session(bench.container("a", may=USUAL))

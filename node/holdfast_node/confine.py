@@ -18,8 +18,10 @@ session has one. See docs/decisions/0043-criu-is-confined-by-capabilities.md.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
@@ -65,6 +67,8 @@ _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 _VERSION: Final = 0x20080522  # of capset, with 64 of them
 _OPEN_TREE: Final = 428  # the same number on every architecture
 _CLONE, _CLOEXEC, _EMPTY_PATH = 0x1, 0x80000, 0x1000
+_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
+NODE_MOUNTS: Final = Path("/proc/1/ns/mnt")
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -96,8 +100,27 @@ def become(keep: list[int]) -> None:
     _check(_libc.capset(header, sets), "capset")
 
 
-def alone(folder: int) -> int:
-    """The open folder as a mount of its own, out of which no path leads. The caller closes it."""
+def alone(folder: int, node: Path = NODE_MOUNTS) -> int:
+    """The open folder as a mount of its own, out of which no path leads. The caller closes it. The
+    kernel does that only from the folder's own mount namespace: this one's, or else the node's,
+    which the agent's cgroups are in."""
+    try:
+        return _tree(folder)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    with ThreadPoolExecutor(1) as thread:  # which alone goes there, and ends
+        return thread.submit(_tree_in, node, folder).result()
+
+
+def _tree_in(space: Path, folder: int) -> int:
+    with space.open() as opened:
+        _check(_libc.unshare(_CLONE_FS), "unshare")
+        _check(_libc.setns(opened.fileno(), _CLONE_NEWNS), "setns")
+    return _tree(folder)
+
+
+def _tree(folder: int) -> int:
     flags = _CLONE | _CLOEXEC | _EMPTY_PATH
     return _check(_libc.syscall(_OPEN_TREE, folder, b"", flags), "open_tree")
 

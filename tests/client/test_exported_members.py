@@ -47,6 +47,7 @@ EXPORTED = [
     "Snapshot",
     "State",
     "StillRunning",
+    "Suspended",
     "TimedOut",
     "TooLarge",
     "Unauthenticated",

@@ -38,7 +38,7 @@ def again(wanted: Wanted, before: dict[str, Data | None], now: datetime = NOW) -
 
 def test_a_first_installation_gets_everything() -> None:
     found = made(WANTED, {})
-    assert found.keys() == {*key_maker.names_of(WANTED), "hf-node-ca"}
+    assert found.keys() == {*key_maker.names_of(WANTED), "hf-node-ca"} - {"hf-node"}
     keys = found["hf-keys"].data
     assert keys.keys() == {
         "ca",
@@ -47,7 +47,6 @@ def test_a_first_installation_gets_everything() -> None:
         "ca-bundle.crt",
         "current",
         "kek-g1",
-        "kek-legacy",
     }
     assert keys["current"] == b"g1"
     assert len(base64.b64decode(keys["kek-g1"], validate=True)) == 32
@@ -137,7 +136,6 @@ def names_in(certificate: bytes) -> set[str]:
         ("hf-gateway", "hf-gateway.ns.svc"),
         ("hf-gateway", "hf-gateway-uplink.ns.svc.cluster.local"),
         ("hf-webhook", "hf-webhook.ns.svc"),
-        ("hf-node", "holdfast-node"),
     ],
 )
 def test_openssl_believes_them_strictly(tmp_path: Path, name: str, host: str) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
-from typing import Any, Final, NewType
+from typing import Any, Final, NamedTuple, NewType
 
 from holdfast_wire.errors import BadName, BadRequest, TooLarge
 from holdfast_wire.plain import plain
@@ -37,8 +36,7 @@ _CLEAR: Final = re.compile(
 _BLANKS: Final = "  "
 
 
-@dataclass(frozen=True, slots=True)
-class Actor:
+class Actor(NamedTuple):  # dataclasses would double what `holdfast --help` loads
     """Who does something: the whole name that was authenticated, and the UID with it. Two that
     differ in a byte of either are two."""
 

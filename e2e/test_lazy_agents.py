@@ -266,6 +266,7 @@ async def test_the_next_agent_gives_up_what_lacks_memory(
         await moved.tunnel.cut()
         await moved.lost()
         assert memory_due.blocked(moved.there)
+    cluster.api.put("build-2-1", "a", LAZY)
     async with cluster.agent("b"):
         await eventually(lambda: dead(target.container))
         await eventually(lambda: pagers() == [])

@@ -167,9 +167,12 @@ class Agent:
         log.warning("settled what was frozen", pod=pod, runs_on=ours)
 
     async def _learn(self, pod: str, cage: freezer.Freezer) -> None:
-        """Which Pod it is that was found frozen: by the order that it was frozen for. Returns also
-        when it is not there any more. Until an order fits, it stays frozen."""
+        """Which Pod it is that was found frozen: by the order that it was frozen for, or, if that
+        is gone, as the fence's guard finds it. Returns also when it is not there any more. Until
+        its Pod is known it stays frozen."""
         while cage.exists() and await asyncio.to_thread(_populated, cage):
+            if register.knows(pod):
+                return
             try:
                 for item in (await self._kube.list_all(CHECKPOINTS, None))[0]:
                     if await self._fits(item, pod):

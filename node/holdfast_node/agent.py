@@ -21,17 +21,15 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast_kube.client import CHECKPOINTS, EVENTS, NODES, Gone, Kube
 from holdfast_node import (
     bringing,
-    containers,
     cpu,
-    freezer,
     keeping,
     log,
-    memory_due,
     pages,
     preflight,
     sweep,
     target,
 )
+from holdfast_node.abandoned import Abandoned
 from holdfast_node.arrival import Arrivals
 from holdfast_node.certificate import Identity, Untrusted
 from holdfast_node.departure import Departure
@@ -39,7 +37,6 @@ from holdfast_node.engine import Engine
 from holdfast_node.fair_queue import FairQueue
 from holdfast_node.fence_guard import FenceGuard
 from holdfast_node.keeping import Keeping
-from holdfast_node.landing import lose
 from holdfast_node.lazy import PagesLost
 from holdfast_node.link import Place
 from holdfast_node.order import (
@@ -63,7 +60,7 @@ from holdfast_node.spool import folders, spooled
 from holdfast_node.store import Peer
 from holdfast_node.stores import PEER, Others, Stores
 from holdfast_node.taking import Gone as GoneOn
-from holdfast_node.taking import settle, show
+from holdfast_node.taking import show
 from holdfast_node.threads import give_back
 from holdfast_node.transfer import connect
 from holdfast_wire.errors import BadRequest, HoldfastError, NotFound, Retry, Unavailable
@@ -114,7 +111,7 @@ class Agent:
             self._identity.keys,
         )
         self._room = {kind: FairQueue(AT_ONCE) for kind in (Move, Keep, Bring)}
-        self._settling: dict[str, asyncio.Task[None]] = {}  # by the pod's UID
+        self._abandoned = Abandoned(settings.node, kube)
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._about: dict[str, frozenset[str]] = {}  # the pods of each order that is under way
         self._guard = FenceGuard(settings.node, register, self._busy, settings.cgroups)
@@ -141,7 +138,7 @@ class Agent:
                 await self._needed.no_more()
                 tasks = [
                     guarding, sweeping, renewing,
-                    *self._under_way.values(), *self._settling.values(),
+                    *self._under_way.values(), *self._abandoned.tasks.values(),
                 ]  # fmt: skip
                 for task in tasks:
                     task.cancel()
@@ -149,49 +146,10 @@ class Agent:
 
     async def _clear(self) -> None:
         """What an agent before this one left frozen, or was about to send or to store."""
-        for cage in freezer.frozen_ones(self._settings.cgroups):
-            if (uid := cage.pod_uid) is not None:
-                self._settling[uid] = asyncio.create_task(self._settle(uid, cage))
+        self._abandoned.begin(self._settings.cgroups)
         for folder in (self._settings.work, self._spool):
             for left in folder.glob("*"):
                 await asyncio.to_thread(shutil.rmtree, left, True)
-
-    async def _settle(self, pod: str, cage: freezer.Freezer) -> None:
-        if await asyncio.to_thread(memory_due.lost, cage):
-            await self._learn(pod, cage)
-            await lose(pod, cage)
-            log.warning("killed what lacks memory for good", pod=pod)
-            return
-        await self._learn(pod, cage)
-        ours = await settle(pod, cage)
-        log.warning("settled what was frozen", pod=pod, runs_on=ours)
-
-    async def _learn(self, pod: str, cage: freezer.Freezer) -> None:
-        """Which Pod it is that was found frozen: by the order that it was frozen for, or, if that
-        is gone, as the fence's guard finds it. Returns also when it is not there any more. Until
-        its Pod is known it stays frozen."""
-        while cage.exists() and await asyncio.to_thread(_populated, cage):
-            if register.knows(pod):
-                return
-            try:
-                for item in (await self._kube.list_all(CHECKPOINTS, None))[0]:
-                    if await self._fits(item, pod):
-                        return
-                log.warning("no order fits what is frozen here", pod=pod)
-            except Retry as error:
-                log.warning("the orders cannot be read", why=str(error))
-            await asyncio.sleep(PAUSE_SECONDS)
-
-    async def _fits(self, item: Mapping[str, Any], pod: str) -> bool:
-        try:
-            order = read(item)
-            source = not isinstance(order, Bring) and order.source_pod == pod
-            if not source and getattr(order, "target_pod", "") != pod:
-                return False
-            await register.bind(order, self._settings.node, target=not source)
-        except (BadRequest, Foreign, NotFound):
-            return False
-        return True
 
     async def _publish(self) -> None:
         """Where sessions may be moved to, and how agents find each other."""
@@ -321,7 +279,7 @@ class Agent:
         self._about.pop(uid, None)
 
     def _busy(self, pod: str) -> bool:
-        settling = self._settling.get(pod)
+        settling = self._abandoned.tasks.get(pod)
         return (settling is not None and not settling.done()) or any(
             pod in pods for pods in self._about.values()
         )
@@ -378,7 +336,7 @@ class Agent:
             async with self._room[Bring].place(order.namespace):
                 await self._bring(order)
                 return None
-        if (settling := self._settling.get(order.source_pod)) is not None:
+        if (settling := self._abandoned.tasks.get(order.source_pod)) is not None:
             await asyncio.wait([settling])
         if begun and isinstance(order, Keep):
             await keeping.resume(order)
@@ -500,15 +458,6 @@ class Agent:
                 return False
             else:
                 return True
-        return False
-
-
-def _populated(cage: freezer.Freezer) -> bool:
-    """Something is in it, and the container's own first process was not killed."""
-    try:
-        firsts = (cage.parent / "cgroup.procs").read_text().split()
-        return bool(cage.members()) and not all(containers.ending(int(pid)) for pid in firsts)
-    except OSError:  # its container is gone
         return False
 
 

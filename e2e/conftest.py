@@ -29,17 +29,45 @@ from e2e.lab import OPERATOR_NAMESPACE, KubectlError, Lab
 __all__ = ["guests"]  # for all
 
 BUILD = REPOSITORY / "build" / "e2e"
+# Marks with numbers: of the tables in docs/faults.md, and in docs/gateway.md and docs/security.md.
+NUMBERED = ("attacks", "faults")
+PASSED: set[tuple[str, int]] = set()
+FAILED: set[tuple[str, int]] = set()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """First those that need a machine without a cluster. HOLDFAST_SHORT=1 leaves out what is marked
     `long`, and says how much that is."""
     items.sort(key=lambda item: item.path.name != "test_cluster.py")
+    for item in items:
+        for kind in NUMBERED:
+            for mark in item.iter_markers(kind):
+                item.user_properties += [(kind, number) for number in mark.args]
     if os.environ.get("HOLDFAST_SHORT") != "1":
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A test's attacks and faults count when it has passed, and no other test with that number
+    failed."""
+    if report.when != "call" and report.passed:
+        return
+    for kind, number in report.user_properties:
+        if kind in NUMBERED:
+            (PASSED if report.passed else FAILED).add((kind, int(str(number))))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput") or not PASSED | FAILED:
+        return  # its controller hears of all of them
+    write_report({f"{kind}_passed": _numbers(kind) for kind in NUMBERED})
+
+
+def _numbers(kind: str) -> list[int]:
+    return sorted(number for found, number in PASSED - FAILED if found == kind)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -153,7 +181,10 @@ def merge(measured: dict[str, Any], report: Path) -> None:
     if before.get("commit") != measured["commit"]:
         before = {}  # another's figures
     body = {**before, **measured}
-    for kind in ("faults_passed", "attacks_passed"):
-        if found := {*before.get(kind, ()), *measured.get(kind, ())}:
-            body[kind] = sorted(found)
+    for kind in NUMBERED:
+        found = {*before.get(f"{kind}_passed", ()), *measured.get(f"{kind}_passed", ())}
+        if left := found - {number for marked, number in FAILED if marked == kind}:
+            body[f"{kind}_passed"] = sorted(left)
+        else:
+            body.pop(f"{kind}_passed", None)
     report.write_text(json.dumps(body, indent=2, sort_keys=True) + "\n")

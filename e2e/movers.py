@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-import pytest
-
 from e2e.cluster.places import KUBECONFIG, SHARED
 from e2e.cluster.running import running
 from e2e.lab import (
@@ -51,18 +49,6 @@ while True:
     print(f"<{epoch}:{n}>", flush=True)
     time.sleep(every)
 """
-
-
-@pytest.fixture(autouse=True)
-def passed(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Into the report goes which faults were lived through, and which attacks. For modules that
-    import it."""
-    before = request.session.testsfailed
-    yield
-    for kind in ("faults", "attacks"):
-        mark = request.node.get_closest_marker(kind)
-        if mark is not None and request.session.testsfailed == before:
-            lab.report.setdefault(f"{kind}_passed", []).extend(mark.args)
 
 
 def shared(*, at: str = "/shared") -> dict[str, Any]:

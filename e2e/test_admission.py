@@ -19,11 +19,8 @@ import yaml
 from e2e.cluster import build
 from e2e.cluster.places import KUBECONFIG
 from e2e.lab import OPERATOR_NAMESPACE, KubectlError, Lab, Session, container_pids, manifest, until
-from e2e.movers import passed
 from holdfast_kube.credentials import from_kubeconfig
 from holdfast_operator import names
-
-__all__ = ["passed"]
 
 Json = dict[str, Any]
 RBAC: Final = "rbac.authorization.k8s.io"

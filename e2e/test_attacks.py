@@ -24,13 +24,11 @@ from e2e.balancer import GATEWAYS, replicas
 from e2e.cluster.places import KUBECONFIG, SHARED
 from e2e.guests import ENV, NAME, NAMESPACE, Guests
 from e2e.lab import OPERATOR_NAMESPACE, KubectlError, Lab, until
-from e2e.movers import passed, shared
+from e2e.movers import shared
 from events_kit import viewing
 from holdfast_kube.credentials import from_kubeconfig
 from holdfast_wire.errors import HoldfastError, NoTurn
 from holdfast_wire.frames import Ack, Attach, Decoder, Error, Input, encode
-
-__all__ = ["passed"]
 
 PATIENCE: Final = 60.0
 FRONT: Final = 8444

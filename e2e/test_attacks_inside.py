@@ -8,9 +8,6 @@ import pytest
 
 from e2e.cluster import faults
 from e2e.lab import LEASE, Lab, sidecar_pid, until
-from e2e.movers import passed
-
-__all__ = ["passed"]
 
 # Each line of output names one thing that should not have been possible.
 HOSTILE: Final = r"""

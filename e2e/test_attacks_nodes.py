@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from e2e.cluster.places import KUBECONFIG
 from e2e.keys import BUNDLE, SECRET, put_keys
 from e2e.lab import OPERATOR_NAMESPACE, Lab, Session, until
-from e2e.movers import agent_pid, agent_pods, ask, await_agents, other, passed, walking
+from e2e.movers import agent_pid, agent_pods, ask, await_agents, other, walking
 from e2e.test_bad_images import Stored, suspended, wake
 from holdfast_kube import order_keys
 from holdfast_kube.client import Kube
@@ -29,8 +29,6 @@ from holdfast_node.certificate import Identity
 from holdfast_node.pair import Fault, Keys, Manifest, Unfit
 from holdfast_wire.errors import Unauthenticated
 from node_keys import Authority
-
-__all__ = ["passed"]
 
 TOKEN: Final = "run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
 IN_SECRET: Final = ("-n", OPERATOR_NAMESPACE, "secret", SECRET)

@@ -12,10 +12,8 @@ import pytest
 from e2e.cluster import build, faults
 from e2e.cluster.places import SHARED
 from e2e.lab import KubectlError, Lab, Session, until
-from e2e.movers import ask, await_agents, check, checkpoint, longest_gap, passed, walking
+from e2e.movers import ask, await_agents, check, checkpoint, longest_gap, walking
 from e2e.test_store import KEPT_WITHIN, OFTEN, REPL, await_kept
-
-__all__ = ["passed"]
 
 KEPT: Final = "/var/lib/holdfast-node/kept"
 FULL: Final = "of the 1 MiB for checkpoints"

@@ -16,11 +16,9 @@ import pytest
 from e2e.balancer import replicas
 from e2e.guests import Guests
 from e2e.lab import KubectlError, Lab, until
-from e2e.movers import check, passed, walking
+from e2e.movers import check, walking
 from holdfast_wire import journal_chain
 from holdfast_wire.journal_chain import Verified
-
-__all__ = ["passed"]
 
 AGENT_ADDRESS: Final = "holdfast.dev/agent-address"
 LARGE: Final = ": " + "x" * (250 << 10)

@@ -37,6 +37,7 @@ __all__ = ["bench", "engine", "node", "tidy"]  # fixtures; `tidy` stands in for 
 pytestmark = pytest.mark.timeout(60)
 
 
+@pytest.mark.attacks(44)
 async def test_who_calls_itself_keeper_is_not_taken_for_it(bench: kit.Lab, engine: Engine) -> None:
     """Attack 44: an orphan of `kubectl exec` is hold's child, and names itself as it likes. It was
     frozen in the session's place, which ran on."""

@@ -108,6 +108,7 @@ def mask(capabilities: frozenset[int]) -> str:
 
 
 @pytest.mark.parametrize("restoring", [False, True], ids=["dump", "restore"])
+@pytest.mark.attacks(45)
 async def test_who_takes_criu_over_stays_in_the_container(
     bench: kit.Lab, probe: Path, *, restoring: bool
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_folder_of_another_mount_namespace(bench: kit.Lab) -> None:
         os.close(alone)
 
 
+@pytest.mark.attacks(45)
 async def test_a_restored_session_has_the_rights_it_had(bench: kit.Lab, engine: Engine) -> None:
     """Neither less, although CRIU has less than it had, nor more; and no filter of CRIU's."""
     session = Session(bench.container("a", may=USUAL))

@@ -39,15 +39,6 @@ SOON = 5.0
 REPLACED_WITHIN = LEASE + 30.0
 
 
-@pytest.fixture(autouse=True)
-def passed(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
-    before = request.session.testsfailed
-    yield
-    mark = request.node.get_closest_marker("faults")
-    if mark is not None and request.session.testsfailed == before:
-        lab.report.setdefault("faults_passed", []).extend(mark.args)
-
-
 def other(node: str) -> str:
     return next(name for name in running().nodes if name != node)
 

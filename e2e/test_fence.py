@@ -16,11 +16,9 @@ import pytest
 from e2e.cluster import faults
 from e2e.cluster.places import KUBECONFIG, SHARED
 from e2e.lab import Lab, Session, boottime, command_line, container_pids, process_state, until
-from e2e.movers import await_agents, passed
+from e2e.movers import await_agents
 from holdfast_node.peers import Refused, ask_hold
 from holdfast_wire.lease import Timing
-
-__all__ = ["passed"]
 
 USER: Final = 1000
 LEASE: Final = 40

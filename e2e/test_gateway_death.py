@@ -25,9 +25,7 @@ from e2e.cluster.places import SHARED
 from e2e.followers import ByEvents, BySdk
 from e2e.guests import Guests, gateway_pid
 from e2e.lab import Lab, Session, until
-from e2e.movers import passed, shared
-
-__all__ = ["passed"]
+from e2e.movers import shared
 
 PATIENCE: Final = 60.0
 DETACH: Final = b"\x1cd"

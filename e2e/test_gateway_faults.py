@@ -21,9 +21,7 @@ from e2e.cluster.places import SHARED
 from e2e.followers import ByEvents, BySdk, Stream
 from e2e.guests import HTTPS, NAME, Guests, gateway_pid
 from e2e.lab import LEASE, Lab, Session, sidecar_pid, until
-from e2e.movers import other, passed, pod_uid, shared
-
-__all__ = ["passed"]
+from e2e.movers import other, pod_uid, shared
 
 PATIENCE: Final = 60.0
 REPLACED_WITHIN: Final = LEASE + 30.0

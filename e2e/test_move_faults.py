@@ -31,7 +31,6 @@ from e2e.movers import (
     draining,
     longest_gap,
     other,
-    passed,  # noqa: F401 - a fixture
     phase,
     pod_uid,
     processes,

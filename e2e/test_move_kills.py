@@ -25,7 +25,6 @@ from e2e.movers import (
     longest_gap,
     operator_pid,
     other,
-    passed,  # noqa: F401 - a fixture
     pod_uid,
     processes,
     walking,

@@ -18,7 +18,6 @@ from e2e.movers import (
     await_agents,
     draining,
     gone,
-    passed,  # noqa: F401 - a fixture
     pod_uid,
     processes,
 )

@@ -13,11 +13,8 @@ import yaml
 
 from e2e.guests import NAMESPACE, Guests
 from e2e.lab import OPERATOR_NAMESPACE, KubectlError, Lab, until
-from e2e.movers import passed
 from holdfast_wire.rights import Right, path_of
 from ssh_kit import new_key, public
-
-__all__ = ["passed"]
 
 GROUP: Final = "/apis/subresources.holdfast.dev/v1alpha1"
 # What each asks for, by the path below a session: method, path of the gateway, right.

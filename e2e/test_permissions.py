@@ -19,13 +19,10 @@ from browser_kit import Tab, browser
 from client_kit import Screen
 from e2e.guests import ENV, NAMESPACE, Guests
 from e2e.lab import Lab
-from e2e.movers import passed
 from e2e.pages import signed_in
 from events_kit import viewing
 from holdfast_wire.errors import BY_CODE
 from holdfast_wire.frames import Attach, Decoder, Error, encode
-
-__all__ = ["passed"]
 
 CUT_SECONDS: Final = 5.0
 PATIENCE: Final = 40.0

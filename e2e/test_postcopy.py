@@ -27,15 +27,12 @@ from e2e.movers import (
     longest_gap,
     move,
     other,
-    passed,
     phase,
     shared,
 )
 from e2e.test_store import KEPT_WITHIN, by_epoch, kept
 
 pytestmark = pytest.mark.long
-
-__all__ = ["passed"]
 
 BUILT_WITHIN: Final = 120.0
 ALL_WITHIN: Final = 120.0

@@ -29,13 +29,10 @@ from e2e.movers import (
     gone,
     longest_gap,
     other,
-    passed,
     shared,
     walking,
 )
 from e2e.test_store import KEPT_WITHIN, REPL, WOKEN_WITHIN, await_kept, by_epoch, kept
-
-__all__ = ["passed"]
 
 NAME: Final = "checkpoints"
 PORT: Final = 9321

@@ -22,9 +22,6 @@ from e2e.lab import (
     manifest,
     until,
 )
-from e2e.movers import passed
-
-__all__ = ["passed"]
 
 # kubelet looks at its containers once a second: every round begins at another moment of that.
 ROUNDS = 6

@@ -22,7 +22,6 @@ from e2e.cluster.places import NUMBER
 from e2e.lab import Lab, process_state, sidecar_pid, until
 from e2e.movers import (
     check,
-    passed,  # noqa: F401 - a fixture
     pod_uid,
     walking,
 )

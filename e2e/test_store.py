@@ -16,9 +16,7 @@ from e2e.balancer import spread
 from e2e.cluster import faults
 from e2e.cluster.places import SHARED
 from e2e.lab import LEASE, Lab, Mark, Session, until
-from e2e.movers import await_agents, check, gone, longest_gap, other, passed, shared, walking
-
-__all__ = ["passed"]
+from e2e.movers import await_agents, check, gone, longest_gap, other, shared, walking
 
 OFTEN = {"checkpoints": {"everySeconds": 30}}
 KEPT_WITHIN = 75.0

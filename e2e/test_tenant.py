@@ -15,10 +15,8 @@ import pytest
 from e2e.cluster import build, faults
 from e2e.cluster.running import running
 from e2e.lab import OPERATOR_NAMESPACE, KubectlError, Lab, Session, until
-from e2e.movers import check, longest_gap, move, other, passed, walking
+from e2e.movers import check, longest_gap, move, other, walking
 from e2e.tenants import CONTAINER, Tenant, tenant
-
-__all__ = ["passed"]
 
 OPERATOR_ACCOUNT: Final = f"system:serviceaccount:{OPERATOR_NAMESPACE}:holdfast"
 ORDERED_WITHIN: Final = 30.0

@@ -9,9 +9,6 @@ import pytest
 import yaml
 
 from e2e.lab import KubectlError, Lab, Session, until
-from e2e.movers import passed
-
-__all__ = ["passed"]
 
 WRONG = Path(__file__).parent / "wrong"
 FILES = sorted(WRONG.glob("*.yaml"))

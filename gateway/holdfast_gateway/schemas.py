@@ -215,6 +215,11 @@ JOURNAL: Final = thing(
         "next": maybe({"type": "integer", "description": "`after` of the next page; null: none."}),
         "count": COUNT,
         "head": {"type": "string", "description": "SHA-256 of the last record."},
+        "shown": {
+            "type": "object",
+            "additionalProperties": TEXT,
+            "description": "How actors' names are shown to people, where that is not as they are.",
+        },
     },
     *("next", "count", "head"),
 )

@@ -229,7 +229,8 @@ class Requests:
             after = int(number_of(body, "after", 0, 0, 2**53))
             page = await asyncio.to_thread(journal.page, after, limit, _PAGE_BYTES)
         head = {"count": page.head.count, "head": page.head.digest}
-        return {"records": [_shown(record) for record in page.records], "next": page.next, **head}
+        # The records are as they are in the chain, so that whoever reads them can verify it.
+        return {"records": page.records, "shown": _shown(page.records), "next": page.next, **head}
 
     async def _ping(self, _asker: Asker, _body: Body) -> Body:
         return {}
@@ -310,9 +311,10 @@ class Requests:
         return {}
 
 
-def _shown(record: Body) -> Body:
-    name = record.get("actor")
-    return {**record, "shown": display(name)} if isinstance(name, str) else record
+def _shown(records: list[Body]) -> dict[str, str]:
+    """How the names among them are shown, if not as they are."""
+    names = {name for record in records if isinstance(name := record.get("actor"), str)}
+    return {name: shown for name in names if (shown := display(name)) != name}
 
 
 def _last(text: str, limit: int) -> str:

@@ -35,7 +35,10 @@ export const sessions = async () => (await get('/sessions')).sessions;
 export const info = (session) => get(pathOf(session));
 export const graph = (session) => get(`${pathOf(session)}/graph`);
 export const wake = (session) => ask(`${pathOf(session)}/wake`, 'POST');
-export const journal = async (session, limit) => (await get(`${pathOf(session)}/journal?limit=${limit}`)).records;
+export async function journal(session, limit) {
+  const { records, shown } = await get(`${pathOf(session)}/journal?limit=${limit}`);
+  return records.map((record) => ({ ...record, shown: shown?.[record.actor] }));
+}
 
 export function streamAddress(session) {
   const token = credentials.token();

@@ -25,19 +25,20 @@ class Jobs:
     """Through the API server, as any program with a kubeconfig."""
 
     def __init__(self, session: Session, *who: str) -> None:
-        self._lab, self._path = session.lab, f"{SUBRESOURCES}/{session.name}/jobs"
+        self._lab, self._path = session.lab, f"{SUBRESOURCES}/{session.name}"
         self._who = who
 
     def get(self, below: str = "") -> Any:
         return json.loads(self.text(below))
 
     def text(self, below: str) -> str:
-        return self._lab.kubectl("get", "--raw", self._path + below, *self._who)
+        return self._lab.kubectl("get", "--raw", f"{self._path}/observe/jobs{below}", *self._who)
 
-    def post(self, body: dict[str, Any], below: str = "") -> Any:
+    def post(self, body: dict[str, Any]) -> Any:
         told = self._lab.kubectl(
-            "create", "--raw", self._path + below, "-f", "-", *self._who, give=json.dumps(body)
-        )
+            "create", "--raw", f"{self._path}/run/jobs", "-f", "-", *self._who,
+            give=json.dumps(body),
+        )  # fmt: skip
         return json.loads(told)
 
     def complete(self, job: str) -> dict[str, Any]:

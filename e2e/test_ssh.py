@@ -112,7 +112,7 @@ def test_writer_observer_and_stranger(lab: Lab, ssh: Ssh, screens: list[Screen])
     assert b"never" not in observer.seen + writer.seen
     refused = ssh.run("cy", ssh.at("build.default"), "true")
     assert refused.returncode == 77
-    assert b"may not create sessions/type" in refused.stderr
+    assert b"may not create sessions/run" in refused.stderr
 
     said = {
         name: ssh.run("eve", ssh.at(f"{name}.default"), "true") for name in ("build", "nothing")

@@ -46,6 +46,9 @@ def test_a_wrong_manifest(lab: Lab, path: Path) -> None:
 @pytest.mark.parametrize("path", CHANGES, ids=lambda path: path.stem)
 def test_a_change_that_cannot_be_made(lab: Lab, path: Path) -> None:
     _, text = expectation(path)
+    if path.stem.startswith("checkpoint"):
+        # Admission refuses it before the schema is asked, whose rule tests/crds holds to its word.
+        text = "only holdfast's operator writes checkpoints"
     with pytest.raises(KubectlError) as refused:
         lab.kubectl("apply", "-f", str(path))
     assert text in refused.value.complaint

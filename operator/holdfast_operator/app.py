@@ -76,7 +76,8 @@ class App:
         self._certificates = (
             NodeCertificates(self._kube, keyring, account, leads) if account else None
         )
-        self._keys = Keys(settings.webhook_keys) if settings.webhook_keys else None
+        folder = settings.webhook_keys
+        self._keys = Keys(folder, settings.webhook_client_ca) if folder else None
         self._runners: list[web.AppRunner] = []
         self._listeners = AsyncExitStack()
         self._task: asyncio.Task[None] | None = None
@@ -92,7 +93,7 @@ class App:
         await self._kube.__aenter__()
         await self._served()
         if self._keys is not None:
-            webhook = Webhook(self._kube, self._keys)
+            webhook = Webhook(self._kube, self._keys, self.settings.webhook_client_names)
             await self._listen(webhook.application(), PORT, self._keys.tls)
         self._task = asyncio.create_task(self._run(), name="holdfast")
         self._task.add_done_callback(self._over)

@@ -41,6 +41,9 @@ class Settings:
     journal_file_bytes: str = ""  # of the sidecar's journal; "": as the sidecar has it
     journal_files: str = ""
     agent_account: str = ""  # NAMESPACE:NAME of the node agents'; "": there are none
+    former_image: str = ""  # of an older release, for what that stored without its hold
+    webhook_client_ca: str = ""  # PEM, of those who may ask it; "": whoever knows the path
+    webhook_client_names: tuple[str, ...] = ()  # one of them must be in their certificate
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -52,6 +55,7 @@ class Settings:
         namespaces = env.get("HOLDFAST_WATCH_NAMESPACES", "").replace(",", " ").split()
         return cls(
             image=env["HOLDFAST_IMAGE"],
+            former_image=env.get("HOLDFAST_FORMER_IMAGE", ""),
             image_pull_policy=env.get("HOLDFAST_IMAGE_PULL_POLICY", ""),
             sidecar_resources=_resources(env.get("HOLDFAST_SIDECAR_RESOURCES", "")),
             sidecar_env=_env(env.get("HOLDFAST_SIDECAR_ENV", "")),
@@ -72,6 +76,8 @@ class Settings:
             policies=env.get("HOLDFAST_ADMISSION_POLICIES", "true") != "false",
             agent_account=env.get("HOLDFAST_AGENT_ACCOUNT", ""),
             webhook_keys=env.get("HOLDFAST_WEBHOOK_KEYS", ""),
+            webhook_client_ca=env.get("HOLDFAST_WEBHOOK_CLIENT_CA", ""),
+            webhook_client_names=_client_names(env),
         )
 
 
@@ -81,6 +87,16 @@ def _authority(env: Mapping[str, str]) -> str:
         raise BadRequest(
             "HOLDFAST_GATEWAY is set and HOLDFAST_GATEWAY_CA is no certificate",
             "set it to the authority of the gateway's certificate, as PEM",
+        )
+    return found
+
+
+def _client_names(env: Mapping[str, str]) -> tuple[str, ...]:
+    found = tuple(env.get("HOLDFAST_WEBHOOK_CLIENT_NAMES", "").replace(",", " ").split())
+    if found and not env.get("HOLDFAST_WEBHOOK_CLIENT_CA"):
+        raise BadRequest(
+            "HOLDFAST_WEBHOOK_CLIENT_NAMES is set and HOLDFAST_WEBHOOK_CLIENT_CA is not",
+            "set it to the authority of the API server's client certificate",
         )
     return found
 

@@ -4,7 +4,10 @@ Any operator answers, not only the leader, and from fresh reads: all that is don
 the Session, and whoever leads finds the mark. What fails here is no answer, and the API server goes
 on without one (failurePolicy: Ignore): then the PodDisruptionBudget alone decides.
 
-Who may ask: the API server proves nothing about itself, but it knows a path that nobody else does.
+Who may ask: an API server that was not told to shows no certificate, but it knows the path, which
+who may read the cluster's webhooks knows too. With an authority for it (`webhook.clientCA`) whoever
+has no certificate by that is not let in. A forged question makes a session move, once a minute
+at most for long.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import asyncio
 import hmac
 import json
 import ssl
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,11 +28,15 @@ from holdfast_kube.client import LEASES, NODES, PODS, SESSIONS, Api
 from holdfast_operator import log, metrics, names
 from holdfast_operator.evictions import YES, Verdict, judge
 from holdfast_operator.model import LeaseSeen, NodeSeen, Object, PodSeen, Session
+from holdfast_wire.doors import Refusals
 from holdfast_wire.errors import BadRequest, HoldfastError
 
 PORT: Final = 8443
 ANSWER_SECONDS: Final = 4.0  # the chart gives 5
 KEYS_EVERY_SECONDS: Final = 60.0
+# Of each session, by each operator: who forges evictions must not keep it on the move. So many at
+# once, and then so many a second.
+MARKS: Final = (3, 1 / 60)
 VERSION: Final = "admission.k8s.io/v1"
 
 
@@ -78,9 +87,18 @@ def _dry(request: Object) -> bool:
 class Keys:
     """The certificate, its key, and the path's secret, in a folder that kubelet keeps current."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, client_ca: str = "") -> None:
+        """`client_ca`: PEM; only clients with a certificate by it are let in."""
         self._folder = Path(folder)
         self.tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        if client_ca:
+            self.tls.verify_mode = ssl.CERT_REQUIRED
+            try:
+                self.tls.load_verify_locations(cadata=client_ca)
+            except (ssl.SSLError, ValueError) as error:
+                raise BadRequest(
+                    "HOLDFAST_WEBHOOK_CLIENT_CA is no certificate", "set it to one, as PEM"
+                ) from error
         self.secret, self._loaded = "", b""
         try:
             self.load()
@@ -115,8 +133,17 @@ class Keys:
 
 
 class Webhook:
-    def __init__(self, api: Api, keys: Keys) -> None:
+    def __init__(
+        self,
+        api: Api,
+        keys: Keys,
+        client_names: tuple[str, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`client_names`: of the client's certificate; none: any."""
         self._api, self._keys = api, keys
+        self._client_names = frozenset(client_names)
+        self._marks = Refusals(*MARKS, now=clock)
 
     def application(self) -> web.Application:
         made = web.Application()
@@ -124,6 +151,9 @@ class Webhook:
         return made
 
     async def _evictions(self, request: web.Request) -> web.Response:
+        if self._client_names and not self._client_names & set(_names(request)):
+            log.warning("a client of another name asked about an eviction", names=_names(request))
+            raise web.HTTPForbidden
         given = request.match_info["secret"]
         if not hmac.compare_digest(given.encode(), self._keys.secret.encode()):
             raise web.HTTPNotFound
@@ -174,14 +204,26 @@ class Webhook:
         """A mark that could not be made changes no answer: who wants the pod gone asks again."""
         if session.evicted == epoch:
             return
+        if not self._marks.take(session.uid):
+            log.warning("evicted too often to be marked", session=session.name)
+            return
         body = {"metadata": {"uid": session.uid, "annotations": {names.EVICTED: str(epoch)}}}
         where = {"session": session.name, "namespace": session.key.namespace}
         try:
             await self._api.patch(SESSIONS, session.key.namespace, session.name, body)
         except HoldfastError as error:
+            self._marks.give_back(session.uid)
             log.warning("an eviction was not marked", **where, error=error.message)
         else:
             log.info("an eviction is marked", **where, epoch=epoch)
+
+
+def _names(request: web.Request) -> list[str]:
+    """Of the client's certificate."""
+    shown = None if request.transport is None else request.transport.get_extra_info("peercert")
+    subject = [pair for part in (shown or {}).get("subject", ()) for pair in part]
+    others = (shown or {}).get("subjectAltName", ())
+    return [value for kind, value in (*subject, *others) if kind in ("commonName", "DNS")]
 
 
 async def _nothing() -> None:

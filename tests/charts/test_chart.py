@@ -352,6 +352,7 @@ WRONG_VALUES = [
     ("metrics.podMonitor.interval=often", "interval"),
     ("networkPolicy.from=all", "from"),
     ("webhook.enabled=yes", "enabled"),
+    ("webhook.clientCA=ca.crt", "clientCA"),
     ("webhook.failurePolicy=Fail", "failurePolicy"),
     ("imagePullSecrets={pull}", "imagePullSecrets"),
     ("replicaCount=2", "replicaCount"),
@@ -364,6 +365,12 @@ def test_wrong_values_are_refused(helm: Run, setting: str, name: str) -> None:
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
     assert name in done.stderr
+
+
+def test_names_without_an_authority_are_refused(helm: Run) -> None:
+    done = helm("template", "holdfast", str(CHART), "--set", "webhook.clientNames={a}")
+    assert done.returncode != 0
+    assert "webhook.clientNames needs webhook.clientCA" in done.stderr
 
 
 def test_the_schema_knows_every_value() -> None:

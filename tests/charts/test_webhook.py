@@ -30,6 +30,26 @@ def hook(items: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def env(items: list[dict[str, Any]]) -> dict[str, str]:
+    (container,) = of(items, "Deployment", "holdfast")["spec"]["template"]["spec"]["containers"]
+    return {one["name"]: one.get("value", "") for one in container["env"]}
+
+
+def test_only_the_api_servers_certificate_is_let_in(render: Render) -> None:
+    """Attack 44."""
+    authority = "-----BEGIN CERTIFICATE-----"
+    told = env(render(webhook={"clientCA": authority, "clientNames": ["a", "b.c"]}))
+    assert told["HOLDFAST_WEBHOOK_CLIENT_CA"] == authority
+    assert told["HOLDFAST_WEBHOOK_CLIENT_NAMES"] == "a,b.c"
+    assert not env(render()).keys() & {
+        "HOLDFAST_WEBHOOK_CLIENT_CA", "HOLDFAST_WEBHOOK_CLIENT_NAMES", "HOLDFAST_FORMER_IMAGE"
+    }  # fmt: skip
+
+
+def test_the_former_image(render: Render) -> None:
+    assert env(render(sidecar={"formerImage": "r/h:1"}))["HOLDFAST_FORMER_IMAGE"] == "r/h:1"
+
+
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
     """The Secret as kubelet shows it to the operator, as holdfast-keys makes it."""

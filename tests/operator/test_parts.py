@@ -45,6 +45,9 @@ def test_settings() -> None:
             "HOLDFAST_LOG_LEVEL": "debug",
             "HOLDFAST_PORT": "9",
             "HOLDFAST_WEBHOOK_KEYS": "/k",
+            "HOLDFAST_WEBHOOK_CLIENT_CA": "PEM",
+            "HOLDFAST_WEBHOOK_CLIENT_NAMES": "a,b.c",
+            "HOLDFAST_FORMER_IMAGE": "old:1",
             "HOLDFAST_ADMISSION_POLICIES": "false",
             "HOLDFAST_GATEWAY": "g.svc:7070",
             "HOLDFAST_GATEWAY_CA": "-----BEGIN CERTIFICATE-----",
@@ -53,7 +56,8 @@ def test_settings() -> None:
     assert full == Settings("i", "Never", {"limits": {"memory": "1Gi"}},
                             (("TZ", "UTC"), ("X", "")), "a", "n", "p", ("b", "a"),
                             "DEBUG", 9, "g.svc:7070", "-----BEGIN CERTIFICATE-----",
-                            False, "/k")  # fmt: skip
+                            False, "/k", former_image="old:1", webhook_client_ca="PEM",
+                            webhook_client_names=("a", "b.c"))  # fmt: skip
     # What kubelet sets in every container beside a Service named "holdfast".
     linked = {"HOLDFAST_IMAGE": "i", "HOLDFAST_PORT": "tcp://10.0.0.1:80"}
     assert Settings.from_env(linked).port == 8080
@@ -76,6 +80,7 @@ def test_settings() -> None:
         {"HOLDFAST_SIDECAR_ENV": '[{"name": "HOLDFAST_EPOCH", "value": "9"}]'},
         {"HOLDFAST_LOG_LEVEL": "loud"},
         {"HOLDFAST_PORT": "70000"},
+        {"HOLDFAST_WEBHOOK_CLIENT_NAMES": "a"},
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, str]) -> None:

@@ -104,14 +104,25 @@ def show_node(world: World, agent: bool = True, cordoned: bool = False) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(world: World, folder: Path) -> AsyncIterator[Asking]:
-    keys = Keys(str(folder))
-    runner = web.AppRunner(Webhook(world.api, keys).application())
+async def serving(
+    world: World,
+    folder: Path,
+    client: Path | None = None,
+    *,
+    authority: str = "",
+    client_names: tuple[str, ...] = (),
+) -> AsyncIterator[Asking]:
+    """`client`: a folder with the certificate that is shown."""
+    keys = Keys(str(folder), authority)
+    application = Webhook(world.api, keys, client_names, lambda: world.now).application()
+    runner = web.AppRunner(application)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=keys.tls)
     await site.start()
     port = runner.addresses[0][1]
     trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    if client is not None:
+        trust.load_cert_chain(client / "tls.crt", client / "tls.key")
     connector = aiohttp.TCPConnector(ssl=trust, force_close=True)
     try:
         async with aiohttp.ClientSession(connector=connector) as http:
@@ -355,6 +366,52 @@ async def test_new_keys_are_used_as_they_come(
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two authorities, with a certificate named `api` of each."""
+    found = {name: tmp_path_factory.mktemp("clients") / name for name in ("own", "other")}
+    for folder in found.values():
+        Authority(folder)
+    return found
+
+
+@pytest.mark.parametrize("shown", [None, "other"])
+async def test_who_has_no_certificate_by_the_authority_is_not_let_in(
+    folder: Path, clients: dict[str, Path], shown: str | None
+) -> None:
+    """Attack 44: the path alone, which many may read, is not enough."""
+    world, authority = World(), (clients["own"] / "ca.crt").read_text()
+    client = clients[shown] if shown else None
+    async with serving(world, folder, client, authority=authority) as asking:
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await asking.post(review("web-7"))
+
+
+@pytest.mark.parametrize(("names", "status"), [((), 200), (("a", "api"), 200), (("a",), 403)])
+async def test_who_has_one_is_let_in_by_his_name(
+    folder: Path, clients: dict[str, Path], names: tuple[str, ...], status: int
+) -> None:
+    """Attack 44."""
+    world, authority = World(), (clients["own"] / "ca.crt").read_text()
+    named = {"authority": authority, "client_names": names}
+    async with serving(world, folder, clients["own"], **named) as asking:
+        assert (await asking.post(review("web-7")))[0] == status
+
+
+async def test_forged_evictions_do_not_keep_a_session_on_the_move(asking: Asking) -> None:
+    """Attack 44: without an authority whoever knows the path is believed, a few times."""
+    session = asking.world.session
+    marked = 0
+    for epoch in range(1, 6):
+        session["metadata"].setdefault("annotations", {}).pop(names.EVICTED, None)
+        assert (await asking.ask("build-1"))["status"]["code"] == 429, epoch
+        marked += asking.mark is not None
+    assert marked == 3
+    asking.world.now += 60
+    await asking.ask("build-1")
+    assert asking.mark == "1"
 
 
 @pytest.mark.parametrize("missing", ["tls.crt", "tls.key", "path"])

@@ -30,6 +30,7 @@ NODE_PATH: Final = f"/tmp/holdfast-{os.getpid()}"
 FROZEN_BY: Final = TIMING.freeze_after + TIMING.freeze_takes
 PATIENCE: Final = 60.0
 OPERATOR_NAMESPACE: Final = "holdfast-system"
+CHART: Final = REPOSITORY / "charts" / "holdfast"
 OPERATOR: Final = ("-l", "app.kubernetes.io/component=operator")
 
 # The oracle's one half: counts, with its epoch, into storage outside the pod and to the terminal.
@@ -183,12 +184,12 @@ class Lab:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def install(self, verb: str = "install", *more: str) -> None:
+    def install(self, verb: str = "install", *more: str, chart: Path = CHART) -> None:
         # The oracle writes into a folder of the node: admission refuses that, but for these paths.
         paths = f"holdfast.dev/host-paths={SHARED} {NODE_PATH}"
         self.kubectl("annotate", "namespace", "default", paths, "--overwrite")
         self.helm(
-            verb, "holdfast", str(REPOSITORY / "charts" / "holdfast"),
+            verb, "holdfast", str(chart),
             "--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--wait", "--timeout=120s",
             "--values", str(HERE / "values.yaml"), *more,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Final
 from e2e.cluster import archive
 from e2e.cluster.archive import Image
 from e2e.cluster.places import CACHE, HERE, REPOSITORY
-from e2e.cluster.say import run, run_counting
+from e2e.cluster.say import ClusterError, run, run_counting
 
 KUBERNETES: Final = "v1.34.4"  # the newest whose kubelet still starts on cgroup v1 unasked
 _KUBERNETES_PROGRAMS: Final = (
@@ -43,6 +43,7 @@ _WORKBENCH_PACKAGES: Final = (
     "python3,procps,iproute2,vim-tiny,tmux,redis-server,nodejs,make,gcc,libc6-dev,strace"
 )
 
+_VENDOR: Final = "gateway/holdfast_gateway/web/vendor"
 _KEPT: Final = 3  # checkouts that differ do not take each other's away
 
 PAUSE: Final = "holdfast.test/pause:1"
@@ -291,6 +292,36 @@ def holdfast_image() -> Path:
                   "pyproject.toml").splitlines()  # fmt: skip
     sources = [name for name in sorted(tracked) if (REPOSITORY / name).is_file()]
     inputs = [part for name in sources for part in (name, REPOSITORY / name)]
+    return _image("holdfast", REPOSITORY, HOLDFAST, inputs)
+
+
+def former(commit: str) -> Path:
+    """The sources of a commit, with the page's terminal of this checkout."""
+
+    def make(target: Path) -> None:
+        target.mkdir()
+        tar = target / "sources.tar"
+        run("git", "-C", REPOSITORY, "archive", "--format=tar", "-o", tar, commit)
+        run("tar", "-x", "-f", tar, "-C", target)
+        tar.unlink()
+        shutil.copytree(REPOSITORY / _VENDOR, target / _VENDOR)
+
+    try:
+        run("git", "-C", REPOSITORY, "cat-file", "-e", f"{commit}^{{commit}}")
+    except ClusterError as error:
+        raise ClusterError(
+            f"commit {commit} is not in this clone; fetch the whole history "
+            "(git fetch --unshallow, or fetch-depth: 0)"
+        ) from error
+    return cached("former", [commit], make)
+
+
+def former_image(commit: str, name: str) -> Path:
+    """holdfast's image as it was at that commit."""
+    return _image("former", former(commit), name, [commit, name])
+
+
+def _image(kind: str, source: Path, name: str, inputs: list[str | Path]) -> Path:
     bases = {
         "BASE": base_layer(),
         "TOOLS": _debian_layer("tools", _TOOLS_PACKAGES),
@@ -298,10 +329,11 @@ def holdfast_image() -> Path:
     }
     bases["PAGE"] = bases["TOOLS"]  # `make setup` has fetched it
     names = [path.name for path in bases.values()]
-    return cached("holdfast.image", [*names, *inputs], lambda new: _buildah(bases, new))
+    return cached(f"{kind}.image", [*names, *inputs],
+                  lambda new: _buildah(bases, source, name, new))  # fmt: skip
 
 
-def _buildah(bases: dict[str, Path], target: Path) -> None:
+def _buildah(bases: dict[str, Path], source: Path, image: str, target: Path) -> None:
     store = ["--root", str(CACHE / "buildah"), "--runroot", str(CACHE / "buildah-run"),
              "--storage-driver", "overlay"]  # fmt: skip
     arguments: list[str] = []
@@ -312,11 +344,11 @@ def _buildah(bases: dict[str, Path], target: Path) -> None:
         arguments += ["--build-arg", f"{argument}={name}"]
     command = ["buildah", *store, "build", "--isolation=chroot", "--network=host", "--pull=never",
                "--layers", *arguments, *_trust(),
-               "-f", str(REPOSITORY / "images" / "Containerfile"), "-t", HOLDFAST,
-               str(REPOSITORY)]  # fmt: skip
+               "-f", str(source / "images" / "Containerfile"), "-t", image,
+               str(source)]  # fmt: skip
     log = CACHE / "log" / "image.log"
-    run_counting("building holdfast's image", command, log, CACHE, os.environ)
-    run("buildah", *store, "push", HOLDFAST, f"docker-archive:{target}:{HOLDFAST}")
+    run_counting(f"building {image}", command, log, CACHE, os.environ)
+    run("buildah", *store, "push", image, f"docker-archive:{target}:{image}")
 
 
 def _import_base(store: list[str], base: Path, name: str) -> None:

@@ -153,6 +153,11 @@ TELLING: Final = (
         _CLOSE,
     ),
     _telling(
+        r"File /?run/holdfast-bin/\S+ has bad (?P<what>size|mode|mtime|build-ID)",
+        "is hold of an older release, which was not stored with it",
+        "set the chart's sidecar.formerImage to the image of that release",
+    ),
+    _telling(
         r"File (?P<path>\S+) has bad (?P<what>size|mode|mtime|build-ID)",
         lambda match: (
             f"uses /{match['path'].lstrip('/')}, which is another file in the new container"

@@ -19,7 +19,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast_node import containers, layer, log, terminal
+from holdfast_node import containers, layer, log, program, terminal
 from holdfast_node.containers import Pod
 from holdfast_node.engine import Restored, Restoring
 from holdfast_node.freezer import Freezer
@@ -72,9 +72,16 @@ class Landing:
         except (FileNotFoundError, ProcessLookupError) as error:  # its /proc went with it
             raise Unavailable("the sidecar ended while its state was put there") from error
 
+    def _put_program(self, images: Path) -> None:
+        try:
+            program.put(self.parts, images, sidecar_of(containers.find(self.pod.uid)))
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise Unavailable("the sidecar ended while hold's program was put there") from error
+
     async def restore(self, restoring: Restoring) -> None:
         """The images are where `restoring` looks for them. Returns when the session runs."""
         taken = Taken.from_json(json.loads((self.parts / "queued").read_text()))
+        await asyncio.to_thread(self._put_program, restoring.images)
         preparing = asyncio.create_task(prepare(self.pod.uid, self.said))
 
         async def held(restored: Restored) -> None:

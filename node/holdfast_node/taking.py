@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
-from holdfast_node import containers, layer, log, terminal
+from holdfast_node import containers, layer, log, program, terminal
 from holdfast_node.containers import Pod
 from holdfast_node.engine import Dumping, Engine
 from holdfast_node.freezer import Freezer, descendants
@@ -89,6 +89,8 @@ class Taking:
     async def ahead(self, pod: Pod) -> None:
         """Files are copied while the session runs."""
         pids = descendants(pod.hold)
+        keeper = await asyncio.to_thread(keeper_of, pod.hold)
+        await self._parts.send_from(program.PART, partial(program.pour, keeper))
         for name, place in layer.places_of(pod.hold, self._order.volumes).items():
             look, report = await self._parts.send_from(
                 name, partial(layer.capture, place, pids=pids)

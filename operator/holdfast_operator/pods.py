@@ -154,8 +154,37 @@ def restoring(
         _prefer(spec, near, "In", 50)
     if avoid:
         _prefer_away_from(avoid, spec)
+    if settings.former_image and not stored.keyed:
+        spec["initContainers"].insert(-1, _former(settings))
     _arrives(spec, stored.image, "stored")
     return made
+
+
+def _former(settings: Settings) -> Manifest:
+    """What an older release stored goes on with that release's hold, which it did not store."""
+    made: Manifest = {
+        "name": "holdfast-former",
+        "image": settings.former_image,
+        "command": ["/usr/local/bin/hold", "--install", f"{BIN}/hold-former"],
+        "resources": copy.deepcopy(dict(settings.sidecar_resources)),
+        "volumeMounts": [{"name": "holdfast-bin", "mountPath": BIN}],
+        "securityContext": _confined(),
+    }
+    if settings.image_pull_policy:
+        made["imagePullPolicy"] = settings.image_pull_policy
+    return made
+
+
+def _confined() -> Manifest:
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def in_vain(pod: PodSeen, unfit: tuple[str, ...]) -> bool:
@@ -333,15 +362,7 @@ def _sidecar(
         "livenessProbe": _probe("--probe", period=30),
         "readinessProbe": _probe("--probe-ready", period=10),
         "resources": copy.deepcopy(dict(settings.sidecar_resources)),
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": _confined(),
         "volumeMounts": [
             {"name": "holdfast-bin", "mountPath": BIN},
             {"name": "holdfast-hold", "mountPath": HOLD},

@@ -54,6 +54,20 @@ def test_a_restore_names_the_process_in_whose_name_it_failed() -> None:
     assert "address that the new pod does not have" in reason.message
 
 
+@pytest.mark.parametrize(
+    ("path", "says", "advice"),
+    [
+        ("run/holdfast-bin/hold", "is hold of an older release", "sidecar.formerImage"),
+        ("usr/bin/bash", "uses /usr/bin/bash, which is another file", "by digest"),
+    ],
+)
+def test_a_program_that_is_another_here(path: str, says: str, advice: str) -> None:
+    log = f"(00.1)    301: Error (criu/files-reg.c:2): File {path} has bad size 7 (expect 9)\n"
+    reason = explain(log, "?")
+    assert says in reason.message
+    assert advice in reason.advice
+
+
 @pytest.mark.parametrize("kind", [DumpFailed, RestoreFailed])
 def test_it_is_an_error_for_people(kind: type[DumpFailed] | type[RestoreFailed]) -> None:
     error = kind(Reason("a process is odd", "make it even", 7, "odd"))

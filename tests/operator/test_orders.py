@@ -98,6 +98,21 @@ def test_a_pod_that_waits_for_a_checkpoint() -> None:
     assert (stored.stored, stored.restores) == ("build-1-k1", False)
 
 
+def test_what_an_older_release_stored_finds_its_hold() -> None:
+    settings = replace(SETTINGS, former_image="old:1")
+    made = pods.restoring(session(), 2, order(), WOKEN, settings)
+    former, sidecar = made["spec"]["initContainers"]
+    assert former["image"] == "old:1"
+    assert former["command"] == ["/usr/local/bin/hold", "--install", f"{pods.BIN}/hold-former"]
+    assert former["volumeMounts"] == [{"name": "holdfast-bin", "mountPath": pods.BIN}]
+    assert former["securityContext"] == sidecar["securityContext"]
+    of_this_release = pods.restoring(session(), 2, order(keyed=True), WOKEN, settings)
+    assert of_this_release["spec"]["initContainers"] == [sidecar]
+    assert (
+        len(pods.restoring(session(), 2, order(), WOKEN, SETTINGS)["spec"]["initContainers"]) == 1
+    )
+
+
 def test_a_note_can_be_read_again() -> None:
     told = Restore("c", Trigger.RECOVER, "HostLost", "m", "n", 3, "t", "s", "w")
     assert Restore.of(told.encode()) == told

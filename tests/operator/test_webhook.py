@@ -395,8 +395,8 @@ async def test_who_has_one_is_let_in_by_his_name(
 ) -> None:
     """Attack 44."""
     world, authority = World(), (clients["own"] / "ca.crt").read_text()
-    named = {"authority": authority, "client_names": names}
-    async with serving(world, folder, clients["own"], **named) as asking:
+    client = clients["own"]
+    async with serving(world, folder, client, authority=authority, client_names=names) as asking:
         assert (await asking.post(review("web-7")))[0] == status
 
 

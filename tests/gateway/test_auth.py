@@ -77,7 +77,7 @@ def test_a_page_offers_the_token_as_a_subprotocol() -> None:
         "Origin": "http://127.0.0.1:80",
     }
     caller = auth.authenticate_stream(headers, ANA, TOKEN)
-    assert caller.to_json() == {"actor": "ana", "modality": "browser"}
+    assert caller.to_json() == {"actor": "ana", "uid": "", "modality": "browser"}
 
 
 @pytest.mark.parametrize(

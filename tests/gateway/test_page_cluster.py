@@ -277,8 +277,8 @@ def test_the_turn_is_asked_for_and_given(team: Cluster, tab: OpenTab) -> None:
     ana.shows("given-42")
     ana.page.click("#panel-open")
     ana.page.click("#tab-timeline")
-    ana.says("#panel-timeline", "ana gave the turn to bo")
-    ana.says("#panel-timeline", "bo asked for the turn")
+    ana.says("#panel-timeline", "ana (team) gave the turn to bo (team)")
+    ana.says("#panel-timeline", "bo (team) asked for the turn")
     ana.page.click("text=Take it")
 
 

@@ -66,11 +66,11 @@ def test_a_sidecar_out_of_step_is_noticed() -> None:
 def test_the_sender_is_who_we_know_not_who_it_says() -> None:
     said = {"actor": "root", "modality": "cli", "mode": "write"}
     assert checked(encode(Attach(said)), ANA) == [
-        Attach({"actor": "ana", "modality": "browser", "mode": "write"})
+        Attach({"actor": "ana", "uid": "", "modality": "browser", "mode": "write"})
     ]
     request = Control({"kind": "take", "id": 1, "as": {"actor": "root"}})
     assert checked(encode(request), ANA) == [
-        Control({"kind": "take", "id": 1, "as": {"actor": "ana", "modality": "browser"}})
+        Control({"kind": "take", "id": 1, "as": {"actor": "ana", "uid": "", "modality": "browser"}})
     ]
 
 

@@ -135,7 +135,7 @@ async def test_an_observer_is_told_and_cannot_type_or_resize(live: Live, keys: K
         assert (info["columns"], info["rows"]) == size
         refused = await connection.run("true")
         assert refused.exit_status == 77
-        assert "may not create sessions/type" in refused.stderr
+        assert "may not create sessions/run" in refused.stderr
         process.stdin.write(DETACH)
         await process.wait()
         assert process.exit_status == 0

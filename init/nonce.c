@@ -47,8 +47,8 @@ int nonce_open(const char *path)
 
 bool nonce_read(int fd)
 {
-    char got[NONCE_MAX + 1];
-    ssize_t n = read(fd, got, sizeof got);
+    char got[NONCE_MAX + 2] = {0};  /* ends with a NUL whatever came */
+    ssize_t n = read(fd, got, sizeof got - 1);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return false;
     size_t length = n > 0 ? strspn(got, "0123456789abcdef") : 0;

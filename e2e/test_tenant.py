@@ -65,17 +65,17 @@ while True:
 SWAPPER: Final = """
 import os, stat, time
 os.umask(0)
-os.makedirs("/work/real", exist_ok=True)
-with open("/work/real/marker", "w") as file:
+os.makedirs("/swap/real", exist_ok=True)
+with open("/swap/real/marker", "w") as file:
     file.write("harmless")
-os.symlink("/proc/1/root" + os.environ["PLANT"], "/work/link")
+os.symlink("/proc/1/root" + os.environ["PLANT"], "/swap/link")
 while True:
-    os.rename("/work/real", "/work/folder")
+    os.rename("/swap/real", "/swap/folder")
     time.sleep(0.001)
-    os.rename("/work/folder", "/work/real")
-    os.rename("/work/link", "/work/folder")
+    os.rename("/swap/folder", "/swap/real")
+    os.rename("/swap/link", "/swap/folder")
     time.sleep(0.001)
-    os.rename("/work/folder", "/work/link")
+    os.rename("/swap/folder", "/swap/link")
 """
 
 
@@ -163,9 +163,9 @@ def test_folders_that_are_renamed_while_they_are_stored(
     """A second container swaps a folder of the session's volume for a link to the node's, all the
     time. A copy of it has the tenant's own files at most."""
     before = plant.seen()
-    mount = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
+    mount = {"volumeMounts": [{"name": "work", "mountPath": "/swap"}]}
     volumes = [{"name": "own", "emptyDir": {}}, {"name": "work", "emptyDir": {}}]
-    swapper = beside(SWAPPER, plant, "swapper", work="/work")
+    swapper = beside(SWAPPER, plant, "swapper", work="/swap")
     pod = {"initContainers": [swapper], "volumes": volumes}
     mallory.begin("build", ["bash", "--norc"], pod=pod, container=mount)
     mallory.await_running("build")
@@ -180,7 +180,7 @@ def copied(mallory: Tenant, name: str, **options: Any) -> str:
     """What a new copy of the session shows of its volume."""
     mallory.begin(name, ["bash", "--norc"], spec={"forkFrom": {"session": "build"}}, **options)
     mallory.await_running(name)
-    look = "find /work -type f -exec cat {} +; find /work -type l -printf '%l\\n'; echo all-$?"
+    look = "find /swap -type f -exec cat {} +; find /swap -type l -printf '%l\\n'; echo all-$?"
     mallory.holdfast("send", name, look, "--enter")
     until(lambda: "all-0" in mallory.holdfast("screen", name), "it has looked")
     return mallory.holdfast("screen", name, "--scrollback")
